@@ -1,0 +1,1 @@
+"""The algorithms: one module each, sharing functions, never a base class."""

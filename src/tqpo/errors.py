@@ -1,0 +1,28 @@
+"""Errors that name the offending value and say what would work."""
+
+
+class TqpoError(Exception):
+    """Base of every error this library raises on purpose."""
+
+
+class ConfigError(TqpoError, ValueError):
+    """A setting that cannot work: names the setting, its value and what is allowed."""
+
+
+class UnknownNameError(TqpoError, KeyError):
+    """A name that is not registered: names what there is."""
+
+    def __str__(self) -> str:  # KeyError would print the repr of the message
+        return str(self.args[0]) if self.args else ""
+
+
+class LayoutError(ConfigError):
+    """A layout that is malformed, outside the arena or overlaps; or a task whose objects cannot be placed."""
+
+
+class ActionError(TqpoError, ValueError):
+    """An action of the wrong shape, not finite, or outside [-1, 1]."""
+
+
+class StoreError(TqpoError, RuntimeError):
+    """A run folder that is missing, damaged or not a run."""

@@ -1,0 +1,1 @@
+"""Planar rigid bodies with MuJoCo's soft contact."""
