@@ -1,0 +1,95 @@
+"""Settings as data: frozen dataclasses that are pytrees, numbers traced and structure static.
+
+Runs whose structure agrees can be stacked and trained by one compiled program, whatever their numbers.
+"""
+
+import dataclasses
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+
+from tqpo.errors import ConfigError, UnknownNameError
+
+T = TypeVar("T")
+
+
+def static(default: Any = dataclasses.MISSING) -> Any:
+    """A field that is structure: it must be equal in all runs of one program."""
+    return dataclasses.field(default=default, metadata={"static": True})
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(static, dataclasses.field))
+def settings(cls: type[T]) -> type[T]:
+    """A frozen, keyword-only dataclass that is a pytree: its `static` fields are structure, the others leaves."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True, kw_only=True)(cls))
+
+
+@settings
+class Constraint:
+    """A bound on one cost channel's episode cost C.
+
+    `quantile`: Pr[C ≤ limit] ≥ safety. `mean`: E[C] ≤ limit; `safety` is then only the level that is reported.
+    """
+
+    channel: int = static(0)
+    kind: str = static("quantile")
+    limit: float = 15.0  # d
+    safety: float = 0.9  # 1 − ε
+
+
+def field_names(config: Any) -> set[str]:
+    """The names that `replace` knows: the fields of a config and of the settings inside it."""
+    names = set()
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        names |= field_names(value) if dataclasses.is_dataclass(value) else {field.name}
+    return names
+
+
+def replace(config: T, **changes: Any) -> T:
+    """The config with fields changed by name, wherever they are inside it: `replace(c, learning_rate=1e-3)`.
+
+    `cost_limit` and `safety` set the limit and level of every constraint.
+    """
+    names = field_names(config) | {"cost_limit", "safety"}
+    if unknown := set(changes) - names:
+        raise UnknownNameError(f"no setting {', '.join(sorted(unknown))}; there are {', '.join(sorted(names))}")
+    constraint = {}
+    if "cost_limit" in changes:
+        constraint["limit"] = changes.pop("cost_limit")
+    if "safety" in changes:
+        constraint["safety"] = changes.pop("safety")
+    constraints = changes.get("constraints", getattr(config, "constraints", ()))
+    changes["constraints"] = tuple(dataclasses.replace(c, **constraint) for c in constraints)
+    return _replace(config, changes)
+
+
+def _replace(config: Any, changes: dict[str, Any]) -> Any:
+    new = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name in changes:
+            new[field.name] = changes[field.name]
+        elif dataclasses.is_dataclass(value):
+            new[field.name] = _replace(value, changes)
+    return dataclasses.replace(config, **new)
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises a `ConfigError` that names the setting, its value and what is allowed."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def check_constraints(
+    constraints: tuple[Constraint, ...], kinds: tuple[str, ...], cost_names: tuple[str, ...]
+):
+    """Every constraint has a kind that the algorithm can enforce, a channel of the task, a level in (0, 1)."""
+    for c in constraints:
+        require(c.kind in kinds, f"constraint kind = {c.kind!r}: this algorithm takes {' or '.join(kinds)}")
+        require(
+            0 <= c.channel < len(cost_names),
+            f"constraint channel = {c.channel}: the task's cost channels are 0 … {len(cost_names) - 1} {cost_names}",
+        )
+        require(0 < c.safety < 1, f"safety = {c.safety}: a probability strictly between 0 and 1")
+        require(c.limit >= 0, f"cost_limit = {c.limit}: not negative")

@@ -1,0 +1,90 @@
+"""The constants of a task. Every number of Safety Gym's engine that these tasks use is a field with its unit."""
+
+from dataclasses import dataclass, fields
+
+from tqpo.errors import ConfigError
+from tqpo.physics.movable import BoxModel
+from tqpo.physics.planar import PlanarRobot
+
+Points = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """A task of Safety Gym's engine with the point robot. Make a variant with `dataclasses.replace`."""
+
+    extents: float = 1.5  # m, the arena is [-extents, extents]²
+    max_steps: int = 1000
+    goal: str = "area"  # "area": reach a disc, then a new one appears; "button": press the right button
+    next_button: str = "random"  # which button is the goal after a press: "random", or "swap" to the other one of two
+    goal_radius: float = 0.3  # m
+    goal_keepout: float = 0.305  # m
+    robot_keepout: float = 0.4  # m
+    hazards: int = 0
+    hazard_radius: float = 0.3  # m
+    hazard_keepout: float = 0.305  # m
+    hazard_locations: Points = ()  # m, fixed places; empty: random
+    buttons: int = 0
+    button_radius: float = 0.1  # m
+    button_keepout: float = 0.2  # m
+    button_locations: Points = ()  # m
+    button_timer: int = 10  # steps after a press in which buttons are unseen and cost nothing
+    gremlins: int = 0
+    gremlin_travel: float = 0.35  # m, radius of the circle that a gremlin runs
+    gremlin_keepout: float = 0.4  # m
+    lidar_bins: int = 16
+    lidar_range: float = 3.0  # m
+    reward_goal: float = 1.0
+    reward_clip: float = 10.0
+    object_draws: int = 100  # tries to place one object before the whole layout is drawn anew
+    goal_draws: int = 10_000  # tries to place a new goal before the episode ends
+    robot: PlanarRobot = PlanarRobot()
+    box: BoxModel = BoxModel()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int | float) and not isinstance(value, bool) and not 0 <= value < float("inf"):
+                raise ConfigError(f"{field.name}={value!r} must be a finite number that is not negative")
+        self._check("extents", self.extents > 0, "must be positive")
+        self._check("max_steps", self.max_steps >= 1, "must be at least 1")
+        self._check("lidar_bins", self.lidar_bins >= 3, "must be at least 3")
+        self._check("lidar_range", self.lidar_range > 0, "must be positive")
+        self._check("goal", self.goal in {"area", "button"}, "must be 'area' or 'button'")
+        self._check("next_button", self.next_button in {"random", "swap"}, "must be 'random' or 'swap'")
+        if self.goal == "button":
+            self._check("buttons", self.buttons >= 1, "must be at least 1 when the goal is a button")
+        if self.next_button == "swap":
+            self._check("buttons", self.buttons == 2, "must be 2 to swap between them")
+        for name, count in (("hazard_locations", self.hazards), ("button_locations", self.buttons)):
+            given = getattr(self, name)
+            self._check(name, len(given) in {0, count}, f"must be empty or have {count} places")
+        if self.gremlins and self.buttons:
+            raise ConfigError("gremlins and buttons in one task are not supported: use one of them")
+
+    def _check(self, name: str, ok: bool, allowed: str) -> None:
+        if not ok:
+            raise ConfigError(f"{name}={getattr(self, name)!r} {allowed}")
+
+    @property
+    def step_duration(self) -> float:
+        return self.robot.timestep * self.robot.substeps  # s
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Named sources of cost, in the order of the cost vector after its first entry."""
+        present = (("hazards", self.hazards), ("buttons", self.buttons), ("gremlins", self.gremlins))
+        return tuple(name for name, count in present if count)
+
+    @property
+    def observation(self) -> dict[str, slice]:
+        """Slices of the flat observation by name: sensors and lidars in alphabetical order, then the previous cost."""
+        bins = self.lidar_bins
+        sizes = {"accelerometer": 3, "goal_lidar": bins, "gyro": 3, "magnetometer": 3, "velocimeter": 3}
+        sizes |= {f"{name}_lidar": bins for name in self.sources}
+        slices, start = {}, 0
+        for name in [*sorted(sizes), "previous_cost"]:
+            size = sizes.get(name, 1)
+            slices[name] = slice(start, start + size)
+            start += size
+        return slices

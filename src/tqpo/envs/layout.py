@@ -1,0 +1,219 @@
+"""Where things start: layouts drawn as Safety Gym draws them, in a bounded number of tries.
+
+Objects are placed in the order robot, goal, buttons, hazards, gremlins, each uniformly in the arena shrunk by its own keepout and
+redrawn while it lies closer than the sum of keepouts to an earlier one; when an object runs out of tries, the whole layout is
+drawn anew. A goal area is finally drawn once more against everything else.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tqpo.envs.config import TaskConfig
+from tqpo.errors import LayoutError
+from tqpo.types import Array, Key
+
+LAYOUT_TRIES = 10_000
+TRIAL_LAYOUTS = 1_000  # drawn once when a task is made, to learn whether its objects fit
+LEAST_ACCEPTANCE = 0.01
+GOAL_CHUNK = 32  # candidates for a new goal that are drawn at once
+
+
+class Layout(NamedTuple):
+    """The start of an episode."""
+
+    robot: Array  # [3] x, y [m], heading [rad]
+    hazards: Array  # [H, 2] m
+    buttons: Array  # [N, 2] m
+    goal: Array  # [2] m; for button tasks the place of the goal button
+    goal_button: Array  # [] int, -1 without buttons
+    gremlins: Array  # [G, 3] centre of the circle [m], heading [rad]
+
+
+class Slot(NamedTuple):
+    """One object to place."""
+
+    kind: str
+    keepout: float  # m
+    place: tuple[float, float] | None  # m, fixed
+
+
+def slots(config: TaskConfig) -> list[Slot]:
+    def several(kind: str, count: int, keepout: float, places=()) -> list[Slot]:
+        return [Slot(kind, keepout, places[i] if places else None) for i in range(count)]
+
+    return [
+        Slot("robot", config.robot_keepout, None),
+        *several("goal", int(config.goal == "area"), config.goal_keepout),
+        *several("button", config.buttons, config.button_keepout, config.button_locations),
+        *several("hazard", config.hazards, config.hazard_keepout, config.hazard_locations),
+        *several("gremlin", config.gremlins, config.gremlin_keepout),
+    ]
+
+
+def clear(candidates: Array, others: Array, distances: Array) -> Array:
+    """Which candidates [C, 2] keep the given distances [N] from the others [N, 2]."""
+    gap = candidates[:, None, :] - others[None, :, :]
+    return jnp.all(jnp.sum(gap * gap, axis=-1) >= distances * distances, axis=-1)
+
+
+def uniform(key: Key, count: int, extents: float, keepout: float) -> Array:
+    reach = extents - keepout
+    return jax.random.uniform(key, (count, 2), minval=-reach, maxval=reach)
+
+
+def first_of(candidates: Array, ok: Array) -> tuple[Array, Array]:
+    """The first candidate that is ok, and whether there is one."""
+    index = jnp.argmax(ok)
+    return candidates[index], ok[index]
+
+
+def attempt(key: Key, config: TaskConfig) -> tuple[Array, Array]:
+    """One try at a whole layout: places [objects, 2] in the order of `slots`, and whether all found room."""
+    objects = slots(config)
+    fixed = [s for s in objects if s.place]
+    placed = jnp.zeros((0, 2))
+    success = jnp.array(True)
+    for i, (slot, slot_key) in enumerate(zip(objects, jax.random.split(key, len(objects)), strict=True)):
+        if slot.place:
+            candidates = jnp.array([slot.place], dtype=float)
+        else:
+            candidates = uniform(slot_key, config.object_draws, config.extents, slot.keepout)
+        ok = clear(candidates, placed, jnp.array([s.keepout + slot.keepout for s in objects[:i]]))
+        if i == 0 and fixed:  # a robot in the way of a fixed thing would only fail later: the same law, sooner
+            places, distances = zip(*((s.place, s.keepout + slot.keepout) for s in fixed), strict=True)
+            ok &= clear(candidates, jnp.array(places), jnp.array(distances))
+        place, found = first_of(candidates, ok)
+        placed, success = jnp.concatenate([placed, place[None]]), success & found
+    return placed, success
+
+
+def draw_places(key: Key, config: TaskConfig) -> Array:
+    def unplaced(carry):
+        tries, _, _, success = carry
+        return ~success & (tries < LAYOUT_TRIES)
+
+    def again(carry):
+        tries, key, _, _ = carry
+        key, now = jax.random.split(key)
+        return tries + 1, key, *attempt(now, config)
+
+    start = (0, key, jnp.zeros((len(slots(config)), 2)), jnp.array(False))
+    return lax.while_loop(unplaced, again, start)[2]
+
+
+def goal_obstacles(config: TaskConfig, robot: Array, hazards: Array, buttons: Array, centres: Array):
+    """What a new goal area must keep away from: places [N, 2] and distances [N]."""
+    keepouts = [config.robot_keepout]
+    keepouts += [config.hazard_keepout] * config.hazards
+    keepouts += [config.button_keepout] * config.buttons
+    keepouts += [config.gremlin_keepout] * config.gremlins
+    places = jnp.concatenate([robot[None, :2], hazards, buttons, centres])
+    return places, jnp.array(keepouts) + config.goal_keepout
+
+
+def draw_goal(key: Key, config: TaskConfig, places: Array, distances: Array, needed) -> tuple[Array, Array]:
+    """A new goal area clear of everything, if one is `needed`; and whether room was found in `goal_draws` tries."""
+    rounds = -(-config.goal_draws // GOAL_CHUNK)
+
+    def searching(carry):
+        tries, _, _, found = carry
+        return needed & ~found & (tries < rounds)
+
+    def look(carry):
+        tries, key, _, _ = carry
+        key, now = jax.random.split(key)
+        candidates = uniform(now, GOAL_CHUNK, config.extents, config.goal_keepout)
+        return tries + 1, key, *first_of(candidates, clear(candidates, places, distances))
+
+    _, _, goal, found = lax.while_loop(searching, look, (0, key, jnp.zeros(2), jnp.array(False)))
+    return goal, found
+
+
+def sample(key: Key, config: TaskConfig) -> Layout:
+    """A layout for a new episode."""
+    key_places, key_goal, key_heading, key_gremlins = jax.random.split(key, 4)
+    places = draw_places(key_places, config)
+    by_kind: dict[str, list[Array]] = {"robot": [], "goal": [], "button": [], "hazard": [], "gremlin": []}
+    for slot, place in zip(slots(config), places, strict=True):
+        by_kind[slot.kind].append(place)
+    hazards, buttons, centres = (
+        jnp.stack(by_kind[k]) if by_kind[k] else jnp.zeros((0, 2)) for k in ("hazard", "button", "gremlin")
+    )
+    heading = jax.random.uniform(key_heading, (1,), maxval=2.0 * jnp.pi)
+    robot = jnp.concatenate([by_kind["robot"][0], heading])
+    yaw = jax.random.uniform(key_gremlins, (config.gremlins, 1), maxval=2.0 * jnp.pi)
+    if config.goal == "area":
+        goal, found = draw_goal(key_goal, config, *goal_obstacles(config, robot, hazards, buttons, centres), True)
+        goal = jnp.where(found, goal, by_kind["goal"][0])  # the first place is valid too
+        button = jnp.array(-1)
+    else:
+        button = jax.random.randint(key_goal, (), 0, config.buttons)
+        goal = buttons[button]
+    return Layout(robot, hazards, buttons, goal, button, jnp.concatenate([centres, yaw], axis=1))
+
+
+@lru_cache(maxsize=64)
+def check_room(config: TaskConfig) -> None:
+    """Raises unless layouts of this task can be drawn: so that sampling at run time neither hangs nor fails."""
+    for slot in slots(config):
+        if not slot.place and config.extents <= slot.keepout:
+            raise LayoutError(
+                f"a {slot.kind} with keepout {slot.keepout} m does not fit into extents ±{config.extents} m: "
+                f"make extents larger than {slot.keepout}"
+            )
+    keys = jax.random.split(jax.random.key(0), TRIAL_LAYOUTS)
+    accepted = float(jnp.mean(jax.jit(jax.vmap(lambda key: attempt(key, config)[1]))(keys)))
+    if accepted < LEAST_ACCEPTANCE:
+        raise LayoutError(
+            f"the objects of this task find room in {accepted:.1%} of the tries, less than {LEAST_ACCEPTANCE:.0%}: "
+            f"enlarge extents (±{config.extents} m) or reduce keepouts or the number of objects"
+        )
+
+
+def describe(layout: Layout, config: TaskConfig) -> dict[str, Any]:
+    """A layout as plain lists, in the form that `parse` takes."""
+    out: dict[str, Any] = {"robot": np.asarray(layout.robot, float).tolist()}
+    for name in config.sources:
+        out[name] = np.asarray(getattr(layout, name), float).tolist()
+    out["goal"] = np.asarray(layout.goal, float).tolist() if config.goal == "area" else int(layout.goal_button)
+    return out
+
+
+def parse(given: Any, base: Layout, config: TaskConfig) -> Layout:
+    """`base` with the parts that a user gives: {"robot": [x, y, heading], "hazards": [[x, y], …], "buttons": …,
+    "gremlins": [[x, y, heading], …], "goal": [x, y] or the index of the goal button}."""
+    shapes = {"robot": (3,), **{n: (getattr(config, n), 3 if n == "gremlins" else 2) for n in config.sources}}
+    if config.goal == "area":
+        shapes["goal"] = (2,)
+    allowed = sorted({*shapes, "goal"})
+    if not isinstance(given, dict):
+        raise LayoutError(f"layout must be a dict with any of {allowed}, not {type(given).__name__}")
+    for name in given:
+        if name not in allowed:
+            raise LayoutError(f"layout has no {name!r} in this task; allowed are {allowed}")
+    parts = {}
+    for name in given.keys() & shapes.keys():
+        parts[name] = _numbers(name, given[name], shapes[name])
+    if config.goal == "button":
+        index = given.get("goal", int(base.goal_button))
+        if not isinstance(index, int | np.integer) or isinstance(index, bool) or not 0 <= index < config.buttons:
+            raise LayoutError(f"layout goal={index!r} must be the index of a button, 0 to {config.buttons - 1}")
+        buttons = parts.get("buttons", base.buttons)
+        parts |= {"goal_button": jnp.asarray(int(index)), "goal": jnp.asarray(buttons)[int(index)]}
+    return base._replace(**parts)
+
+
+def _numbers(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    wanted = f"layout {name} must be finite numbers of shape {shape}"
+    try:
+        array = np.asarray(value, dtype=float)
+    except (TypeError, ValueError):
+        raise LayoutError(f"{wanted}, not {value!r}") from None
+    if array.shape != shape or not np.all(np.isfinite(array)):
+        raise LayoutError(f"{wanted}, not {value!r}")
+    return jnp.asarray(array)

@@ -1,0 +1,255 @@
+"""Safety Gym's goal and button tasks as pure functions.
+
+A step, in the engine's order: ten physics steps; dense reward (decrease of the distance to the goal since the last step); cost
+(with the button timer as it was); the timer ticks; goal test (+1, timer set, new goal, its distance becomes the reference);
+observation under a forward pass at the new state.
+
+| observation (alphabetical) | meaning | unit | range |
+|---|---|---|---|
+| accelerometer [3] | proper acceleration, body frame; gravity gives +9.81 on z | m/s² | |
+| buttons_lidar [16] | closeness of buttons; 0 while the timer runs | – | 0…1 |
+| goal_lidar [16] | closeness of the goal | – | 0…1 |
+| gremlins_lidar [16], hazards_lidar [16] | closeness | – | 0…1 |
+| gyro [3] | angular velocity, body frame | rad/s | |
+| magnetometer [3] | field (0, −0.5, 0) in the body frame | – | ±0.5 |
+| velocimeter [3] | velocity, body frame | m/s | |
+| previous_cost [1] | the indicator cost of the step that led here; 0 at the start | – | 0, 1 |
+
+Reward: distance decrease [m] + 1 on reaching the goal, clipped to ±10. Cost: a vector; its first entry is 1 if any source is
+violated, the others say which (`TaskConfig.sources`).
+
+Differences from the original: SimpleEnv swaps its two buttons (the paper's text; `next_button="random"` gives the engine's rule);
+the appended cost is that of the step just taken (the released wrapper appends the one before).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from tqpo.envs import layout as layouts
+from tqpo.envs.config import TaskConfig
+from tqpo.envs.layout import Layout
+from tqpo.envs.lidar import lidar
+from tqpo.physics import planar
+from tqpo.physics.drive import Motion, components, make_drive
+from tqpo.physics.movable import Boxes
+from tqpo.physics.push import BoxMotion, make_push, start_boxes
+from tqpo.types import Array, Key, Step
+
+GRAVITY = 9.81  # m/s²
+FIELD = -0.5  # the magnetometer's field points along −y
+
+
+class State(NamedTuple):
+    """All of one episode. `boxes` is empty ([0, …]) in tasks without gremlins."""
+
+    key: Key
+    pose: Array  # [3] x, y [m], heading [rad]
+    velocity: Array  # [3] m/s, m/s, rad/s, world frame
+    acceleration: Array  # [3] under the last control
+    hazards: Array  # [H, 2] m
+    buttons: Array  # [N, 2] m
+    goal: Array  # [2] m
+    goal_button: Array  # [] int, -1 without buttons
+    gremlins: Array  # [G, 3] centre of the circle [m], heading [rad]
+    boxes: Boxes  # the gremlins' bodies
+    touching: Array  # [] bool: the robot touches a gremlin
+    timer: Array  # [] int, steps until buttons count again
+    distance: Array  # [] m to the goal, the reference of the reward
+    cost: Array  # [] indicator of the last step
+    steps: Array  # [] int
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task; hashable, so that programs compiled for it are shared."""
+
+    config: TaskConfig
+
+    def __post_init__(self) -> None:
+        layouts.check_room(self.config)
+
+    @property
+    def obs_size(self) -> int:
+        return self.config.observation["previous_cost"].stop
+
+    @property
+    def action_size(self) -> int:
+        return 2
+
+    @property
+    def cost_names(self) -> tuple[str, ...]:
+        return ("cost", *self.config.sources)
+
+    @property
+    def max_steps(self) -> int:
+        return self.config.max_steps
+
+    @property
+    def min_steps(self) -> int:
+        return self.config.max_steps  # sooner only if no goal finds room in goal_draws tries
+
+    @cached_property
+    def _move(self):
+        config = self.config
+        if config.gremlins:
+            return make_push(config.robot, config.box, config.gremlin_travel)
+        return make_drive(config.robot, config.button_radius)
+
+    def reset(self, key: Key) -> tuple[State, Array]:
+        key_layout, key_state = jax.random.split(key)
+        return self.start(layouts.sample(key_layout, self.config), key_state)
+
+    def start(self, layout: Layout, key: Key) -> tuple[State, Array]:
+        """An episode from this layout."""
+        config = self.config
+        zero = jnp.zeros(3, layout.robot.dtype)
+        still = solve_still(config, layout)
+        state = State(
+            key=key,
+            pose=layout.robot,
+            velocity=zero,
+            acceleration=still,
+            hazards=layout.hazards,
+            buttons=layout.buttons,
+            goal=layout.goal,
+            goal_button=layout.goal_button,
+            gremlins=layout.gremlins,
+            boxes=start_boxes(config.box, layout.gremlins),
+            touching=jnp.array(False),
+            timer=jnp.array(0),
+            distance=jnp.linalg.norm(layout.goal - layout.robot[:2]),
+            cost=jnp.zeros((), zero.dtype),
+            steps=jnp.array(0),
+        )
+        return state, observe(config, state)
+
+    def step(self, state: State, action: Array) -> tuple[State, Step]:
+        config = self.config
+        state = self._advance(state, jnp.clip(action, -1.0, 1.0))
+        distance = jnp.linalg.norm(state.goal - state.pose[:2])
+        reward = jnp.clip(state.distance - distance, -config.reward_clip, config.reward_clip)
+        costs = cost(config, state)
+        timer = jnp.maximum(state.timer - 1, 0)
+        state = state._replace(distance=distance, cost=costs[0], timer=timer, steps=state.steps + 1)
+        reached = goal_met(config, state)
+        state, placed = new_goal(config, state, reached)
+        step = Step(
+            obs=observe(config, state),
+            reward=reward + config.reward_goal * reached,
+            cost=costs,
+            terminated=reached & ~placed,
+            truncated=state.steps >= config.max_steps,
+        )
+        return state, step
+
+    def _advance(self, state: State, control: Array) -> State:
+        if not self.config.gremlins:
+            motion: Motion = self._move(state.pose, state.velocity, control, state.buttons)
+            return state._replace(pose=motion.pose, velocity=motion.velocity, acceleration=motion.acceleration)
+        time = state.steps * self.config.step_duration
+        moved: BoxMotion = self._move(state.pose, state.velocity, control, state.boxes, state.gremlins, time)
+        return state._replace(
+            pose=moved.pose,
+            velocity=moved.velocity,
+            acceleration=moved.acceleration,
+            boxes=moved.boxes,
+            touching=moved.touching,
+        )
+
+
+def solve_still(config: TaskConfig, layout: Layout) -> Array:
+    """Acceleration of the robot at rest without commands: zero unless it was placed in contact with a button."""
+    pose, zero = layout.robot, jnp.zeros(3, layout.robot.dtype)
+    points = [(layout.buttons[k, 0], layout.buttons[k, 1]) for k in range(config.buttons)]
+    still = components(zero)
+    return jnp.stack(
+        planar.acceleration(config.robot, components(pose), still, still[:2], points, config.button_radius)
+    )
+
+
+def touched_buttons(config: TaskConfig, state: State) -> Array:
+    """[N] which buttons the robot's sphere or arrow overlaps."""
+    pose = components(state.pose)
+    return planar.touches_sphere(config.robot, pose, components(state.buttons), config.button_radius)
+
+
+def cost(config: TaskConfig, state: State) -> Array:
+    """[1 + sources]: the indicator that anything is violated, then one indicator per source."""
+    violated = {}
+    if config.hazards:
+        gap = state.hazards - state.pose[:2]
+        violated["hazards"] = jnp.any(jnp.sum(gap * gap, axis=-1) <= config.hazard_radius**2)
+    if config.buttons:
+        wrong = jnp.arange(config.buttons) != state.goal_button
+        violated["buttons"] = jnp.any(touched_buttons(config, state) & wrong) & (state.timer == 0)
+    if config.gremlins:
+        violated["gremlins"] = state.touching
+    flags = jnp.stack([violated[name] for name in config.sources]) if violated else jnp.zeros(0, bool)
+    return jnp.concatenate([jnp.any(flags)[None], flags]).astype(state.pose.dtype)
+
+
+def goal_met(config: TaskConfig, state: State) -> Array:
+    if config.goal == "area":
+        return state.distance <= config.goal_radius
+    return touched_buttons(config, state)[state.goal_button]
+
+
+def new_goal(config: TaskConfig, state: State, reached: Array) -> tuple[State, Array]:
+    """The state with its next goal where one was reached, and whether that found room."""
+    placed = jnp.array(True)
+    if config.goal == "area":
+        key, draw_key = jax.random.split(state.key)
+        obstacles = layouts.goal_obstacles(
+            config, state.pose, state.hazards, state.buttons, state.gremlins[:, :2]
+        )
+        goal, placed = layouts.draw_goal(draw_key, config, *obstacles, reached)
+        changed = reached & placed
+        state = state._replace(key=key, goal=jnp.where(changed, goal, state.goal))
+    else:
+        if config.next_button == "swap":
+            button = 1 - state.goal_button
+        else:
+            key, draw_key = jax.random.split(state.key)
+            button = jax.random.randint(draw_key, (), 0, config.buttons)
+            state = state._replace(key=key)
+        button = jnp.where(reached, button, state.goal_button)
+        state = state._replace(goal_button=button, goal=state.buttons[button])
+    distance = jnp.linalg.norm(state.goal - state.pose[:2])
+    return state._replace(
+        timer=jnp.where(reached, config.button_timer, state.timer),
+        distance=jnp.where(reached & placed, distance, state.distance),
+    ), placed
+
+
+def body_frame(pose: Array, xy: Array) -> Array:
+    """A world vector [2] as the robot feels it."""
+    cos, sin = jnp.cos(pose[2]), jnp.sin(pose[2])
+    return jnp.stack([cos * xy[0] + sin * xy[1], cos * xy[1] - sin * xy[0]])
+
+
+def observe(config: TaskConfig, state: State) -> Array:
+    def scan(objects: Array) -> Array:
+        return lidar(state.pose, objects, config.lidar_bins, config.lidar_range)
+
+    def spatial(xy: Array, z) -> Array:
+        return jnp.concatenate([xy, jnp.asarray(z, xy.dtype)[None]])
+
+    parts = {
+        "accelerometer": spatial(body_frame(state.pose, state.acceleration[:2]), GRAVITY),
+        "goal_lidar": scan(state.goal[None]),
+        "gyro": spatial(jnp.zeros(2, state.pose.dtype), state.velocity[2]),
+        "magnetometer": spatial(body_frame(state.pose, jnp.array([0.0, FIELD], state.pose.dtype)), 0.0),
+        "velocimeter": spatial(body_frame(state.pose, state.velocity[:2]), 0.0),
+        "previous_cost": state.cost[None],
+    }
+    if config.hazards:
+        parts["hazards_lidar"] = scan(state.hazards)
+    if config.buttons:
+        parts["buttons_lidar"] = jnp.where(state.timer == 0, scan(state.buttons), 0.0)
+    if config.gremlins:
+        parts["gremlins_lidar"] = scan(state.boxes.pos[:, :2])
+    return jnp.concatenate([parts[name] for name in config.observation])

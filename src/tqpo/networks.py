@@ -1,0 +1,292 @@
+"""Actor-critics: a tanh MLP, and a tanh MLP with an LSTM beside it whose output is added to the features.
+
+    mlp   obs ─▶ body ─▶ tanh mean              obs ─▶ critic body ─▶ heads
+    lstm  obs ─▶ body ─┬──────────────▶ + ─▶ tanh mean, heads
+                       └▶ LSTM(features, previous action, previous reward) ─▲
+
+The log standard deviation is a free vector. What the heads mean is their user's business: a `Head` has a name, a
+shape, an activation and a trunk. An `Actor` is all that acting needs; it can be stored and loaded alone.
+
+All functions take any leading axes unless a comment fixes them; observations arrive normalised.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tqpo.errors import ConfigError
+from tqpo.types import Array, Key
+
+ACTIVATIONS = {
+    "linear": lambda x: x,
+    "exp": jnp.exp,
+    "sigmoid": jax.nn.sigmoid,
+    "4sigmoid": lambda x: 4 * jax.nn.sigmoid(x),
+}
+TRUNKS = ("critic", "own", "stopped")
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """A linear read-out. Its trunk is the critic's, one of its `own`, or the critic's with gradients stopped."""
+
+    shape: tuple[int, ...] = ()
+    activation: str = "linear"
+    trunk: str = "critic"
+
+    def __post_init__(self):
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(f"activation = {self.activation!r}: one of {', '.join(ACTIVATIONS)}")
+        if self.trunk not in TRUNKS:
+            raise ConfigError(f"trunk = {self.trunk!r}: one of {', '.join(TRUNKS)}")
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=int))
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkSpec:
+    """The structure of an actor-critic."""
+
+    kind: str = "mlp"  # "mlp": actor and critic apart; "lstm": one trunk for both
+    hidden: tuple[int, ...] = (128, 128)  # the LSTM is as wide as the last, since its output is added to it
+    init: str = "orthogonal"  # or "torch": U(±1/√fan_in), PyTorch's default
+    init_log_std: float = 0.0
+
+    def __post_init__(self):
+        if self.kind not in ("mlp", "lstm"):
+            raise ConfigError(f"network kind = {self.kind!r}: mlp or lstm")
+        if self.init not in ("orthogonal", "torch"):
+            raise ConfigError(f"network init = {self.init!r}: orthogonal or torch")
+        if not self.hidden or min(self.hidden) < 1:
+            raise ConfigError(f"network hidden = {self.hidden}: at least one positive layer size")
+
+
+class Linear(eqx.Module):
+    weight: Array  # [in, out]
+    bias: Array  # [out]
+
+    def __call__(self, x: Array) -> Array:
+        return x @ self.weight + self.bias
+
+
+class MLP(eqx.Module):
+    layers: tuple[Linear, ...]
+
+    def __call__(self, x: Array) -> Array:
+        for layer in self.layers:
+            x = jnp.tanh(layer(x))
+        return x
+
+
+class Memory(NamedTuple):
+    """The LSTM's state, zero when an episode starts."""
+
+    h: Array  # [..., H]
+    c: Array  # [..., H]
+
+
+class LSTM(eqx.Module):
+    """Gates in PyTorch's order i, f, g, o, with its two biases: Adam moves their sum twice as fast as one."""
+
+    weight_in: Array  # [in, 4H]
+    weight_rec: Array  # [H, 4H]
+    bias: Array  # [2, 4H]
+
+
+class Actor(eqx.Module):
+    body: MLP
+    lstm: LSTM | None
+    mean: Linear
+    log_std: Array  # [A]
+
+
+class Network(eqx.Module):
+    actor: Actor
+    trunks: dict[str, MLP]  # "critic" (mlp only: an lstm's heads read the actor's features), "own"
+    readouts: dict[str, Linear]  # one per trunk in use: all heads of a trunk are one product
+    heads: tuple[tuple[str, Head], ...] = eqx.field(static=True)
+
+
+class Outputs(NamedTuple):
+    mean: Array  # [..., A]
+    log_std: Array  # [A]
+    heads: dict[str, Array]  # name → [..., *head.shape]
+
+
+def make_network(
+    key: Key, spec: NetworkSpec, obs_size: int, action_size: int, heads: Mapping[str, Head]
+) -> Network:
+    """Fresh weights."""
+    keys = iter(jax.random.split(key, 8))
+    width = spec.hidden[-1]
+    log_std = jnp.full(action_size, spec.init_log_std)
+    actor = Actor(
+        body=_mlp(next(keys), obs_size, spec),
+        lstm=_lstm(next(keys), width + action_size + 1, width) if spec.kind == "lstm" else None,
+        mean=_linear(next(keys), width, action_size, spec.init, gain=0.01),
+        log_std=log_std,
+    )
+    used = {head.trunk for head in heads.values()}
+    trunks = {}
+    if spec.kind == "mlp" and used & {"critic", "stopped"}:
+        trunks["critic"] = _mlp(next(keys), obs_size, spec)
+    if "own" in used:
+        trunks["own"] = _mlp(next(keys), obs_size, spec)
+    readouts = {}
+    for trunk in (t for t in TRUNKS if t in used):
+        size = sum(head.size for head in heads.values() if head.trunk == trunk)
+        readouts[trunk] = _linear(next(keys), width, size, spec.init, gain=1.0)
+    return Network(actor, trunks, readouts, tuple(heads.items()))
+
+
+def initial_memory(actor: Actor, batch: tuple[int, ...]) -> Memory | None:
+    """The state at the start of an episode; None for an MLP."""
+    if actor.lstm is None:
+        return None
+    zeros = jnp.zeros((*batch, actor.lstm.weight_rec.shape[0]))
+    return Memory(zeros, zeros)
+
+
+def act(
+    actor: Actor, obs: Array, memory: Memory | None, prev_action: Array, prev_reward: Array
+) -> tuple[Array, Array, Memory | None, Array]:
+    """One step: mean, log_std, the memory after it, and the features that `read_heads` takes."""
+    features = actor.body(obs)
+    if actor.lstm is not None and memory is not None:
+        gates = _gates_in(actor.lstm, features, prev_action, prev_reward)
+        memory, _ = _cell(gates + memory.h @ actor.lstm.weight_rec, memory.c)
+        features = features + memory.h
+    return jnp.tanh(actor.mean(features)), actor.log_std, memory, features
+
+
+def unroll(
+    network: Network, obs: Array, prev_action: Array, prev_reward: Array, first: Array, memory: Memory | None
+) -> Outputs:
+    """Outputs of whole sequences [T, B, …] from the memory at their start; `first` [T, B] resets it.
+
+    The LSTM's input products are one large product before the loop: only the recurrent one is inside it.
+    """
+    actor = network.actor
+    features = actor.body(obs)
+    if actor.lstm is not None and memory is not None:
+        gates = _gates_in(actor.lstm, features, prev_action, prev_reward)  # [T, B, 4H]
+        keep = 1.0 - first[..., None].astype(gates.dtype)
+        features = features + lstm_scan(gates, actor.lstm.weight_rec, keep, memory.h, memory.c)
+    mean = jnp.tanh(actor.mean(features))
+    return Outputs(mean, actor.log_std, read_heads(network, obs, features))
+
+
+def read_heads(network: Network, obs: Array, features: Array | None) -> dict[str, Array]:
+    """Every head at these observations. `features` are the actor's; an mlp's heads do without (None)."""
+    trunks = {name: trunk(obs) for name, trunk in network.trunks.items()}
+    if "critic" not in trunks and features is not None:
+        trunks["critic"] = features
+    if "stopped" in network.readouts:
+        trunks["stopped"] = jax.lax.stop_gradient(trunks["critic"])
+    raw = {name: readout(trunks[name]) for name, readout in network.readouts.items()}
+    offset = dict.fromkeys(raw, 0)
+    heads = {}
+    for name, head in network.heads:
+        start = offset[head.trunk]
+        offset[head.trunk] = start + head.size
+        piece = raw[head.trunk][..., start : start + head.size]
+        heads[name] = ACTIVATIONS[head.activation](piece.reshape(*piece.shape[:-1], *head.shape))
+    return heads
+
+
+def _gates_in(lstm: LSTM, features: Array, prev_action: Array, prev_reward: Array) -> Array:
+    x = jnp.concatenate([features, prev_action, prev_reward[..., None]], -1)
+    return x @ lstm.weight_in + lstm.bias.sum(0)
+
+
+def _cell(gates: Array, c: Array) -> tuple[Memory, tuple[Array, ...]]:
+    """c' = σ(f)·c + σ(i)·tanh(g), h' = σ(o)·tanh(c'); also the gates after their activation."""
+    i, f, g, o = jnp.split(gates, 4, -1)
+    i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
+    c = f * c + i * g
+    return Memory(o * jnp.tanh(c), c), (i, f, g, o)
+
+
+@jax.custom_vjp
+def lstm_scan(gates: Array, weight_rec: Array, keep: Array, h: Array, c: Array) -> Array:
+    """h_t of every step: `gates` [T, B, 4H] hold the inputs' part, `keep` [T, B, 1] is 0 where an episode starts.
+
+    The gradient is written out because plain autodiff of the scan adds a [H, 4H] gradient to a running sum at
+    every step. Here the backward scan yields the gates' gradients, and the weight's is one product after it.
+    """
+    return _lstm_forward(gates, weight_rec, keep, h, c)[0]
+
+
+def _lstm_forward(gates, weight_rec, keep, h, c):
+    def step(carry, now):
+        x, k = now
+        h, c = carry[0] * k, carry[1] * k
+        memory, activated = _cell(x + h @ weight_rec, c)
+        return memory, (memory.h, h, c, jnp.concatenate(activated, -1))
+
+    _, (out, h_in, c_in, activated) = jax.lax.scan(step, Memory(h, c), (gates, keep))
+    return out, (weight_rec, keep, h_in, c_in, activated)
+
+
+def _lstm_backward(residuals, d_out):
+    weight_rec, keep, h_in, c_in, activated = residuals
+
+    def step(carry, now):
+        d_h, d_c = carry
+        d_y, k, c, gates = now
+        i, f, g, o = jnp.split(gates, 4, -1)
+        tanh_c = jnp.tanh(f * c + i * g)
+        d_h = d_h + d_y
+        d_c = d_c + d_h * o * (1 - tanh_c**2)
+        d_gates = jnp.concatenate(
+            [
+                d_c * g * i * (1 - i),
+                d_c * c * f * (1 - f),
+                d_c * i * (1 - g**2),
+                d_h * tanh_c * o * (1 - o),
+            ],
+            -1,
+        )
+        return (k * (d_gates @ weight_rec.T), k * d_c * f), d_gates
+
+    zero = jnp.zeros_like(d_out[0])
+    (d_h, d_c), d_gates = jax.lax.scan(step, (zero, zero), (d_out, keep, c_in, activated), reverse=True)
+    d_weight = jnp.einsum("tbh,tbg->hg", h_in, d_gates)
+    return d_gates, d_weight, jnp.zeros_like(keep), d_h, d_c
+
+
+lstm_scan.defvjp(_lstm_forward, _lstm_backward)
+
+
+def _linear(key: Key, size_in: int, size_out: int, init: str, gain: float) -> Linear:
+    if init == "orthogonal":
+        weight = jax.nn.initializers.orthogonal(gain)(key, (size_in, size_out))
+        return Linear(weight, jnp.zeros(size_out))
+    bound = 1 / np.sqrt(size_in)
+    weight_key, bias_key = jax.random.split(key)
+    return Linear(
+        jax.random.uniform(weight_key, (size_in, size_out), minval=-bound, maxval=bound),
+        jax.random.uniform(bias_key, (size_out,), minval=-bound, maxval=bound),
+    )
+
+
+def _mlp(key: Key, obs_size: int, spec: NetworkSpec) -> MLP:
+    sizes = (obs_size, *spec.hidden)
+    keys = jax.random.split(key, len(spec.hidden))
+    pairs = zip(keys, sizes[:-1], sizes[1:], strict=True)
+    return MLP(tuple(_linear(k, a, b, spec.init, gain=np.sqrt(2)) for k, a, b in pairs))
+
+
+def _lstm(key: Key, size_in: int, width: int) -> LSTM:
+    """PyTorch's default for every weight of an LSTM: U(±1/√H)."""
+    bound = 1 / np.sqrt(width)
+    shapes = ((size_in, 4 * width), (width, 4 * width), (2, 4 * width))
+    keys = jax.random.split(key, 3)
+    return LSTM(*(jax.random.uniform(k, s, minval=-bound, maxval=bound) for k, s in zip(keys, shapes, strict=True)))

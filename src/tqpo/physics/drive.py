@@ -1,0 +1,151 @@
+"""One environment step of the robot among fixed spheres: ten physics steps and the acceleration felt at the end.
+
+`drive` is a function of one robot. Under `vmap` (any nesting) the batch is flattened and goes to one of two paths with the same
+results:
+
+- `xla`: free motion for everybody, and the contact solver only for those who can reach a sphere within the step, a few dozen at a
+  time. Contact is rare, so this is what a CPU wants.
+- `pallas`: one GPU kernel that keeps each robot in registers for the whole step (`kernel.py`).
+
+The path is chosen from the default backend; `TQPO_PHYSICS=xla` or `=pallas` overrides it.
+"""
+
+import math
+import os
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from tqpo.errors import ConfigError
+from tqpo.physics import planar
+from tqpo.physics.planar import PlanarRobot
+from tqpo.types import Array, PyTree
+
+CHUNK = 32  # robots near a sphere that are solved together on the xla path
+
+
+class Motion(NamedTuple):
+    """The robot after an environment step."""
+
+    pose: Array  # [3] x, y [m], heading [rad]
+    velocity: Array  # [3] m/s, m/s, rad/s, world frame
+    acceleration: Array  # [3] m/s², m/s², rad/s², at this state under the same control
+
+
+def components(x: Array) -> tuple[Array, ...]:
+    return tuple(x[..., i] for i in range(x.shape[-1]))
+
+
+def substeps(robot: PlanarRobot, radius: float, pose, velocity, control, spheres) -> Motion:
+    """The plain definition, on tuples of arrays of any shape."""
+
+    def one(_, state):
+        return planar.physics_step(robot, *state, control, spheres, radius)
+
+    pose, velocity = lax.fori_loop(0, robot.substeps, one, (pose, velocity))
+    accel = planar.acceleration(robot, pose, velocity, control, spheres, radius)
+    return Motion(*(jnp.stack(x, axis=-1) for x in (pose, velocity, accel)))
+
+
+def solve(robot: PlanarRobot, radius: float, pose: Array, velocity: Array, control: Array, spheres: Array) -> Motion:
+    """`substeps` on arrays [..., 3], [..., 3], [..., 2], [..., K, 2]."""
+    points = [(spheres[..., k, 0], spheres[..., k, 1]) for k in range(spheres.shape[-2])]
+    return substeps(robot, radius, components(pose), components(velocity), components(control), points)
+
+
+def can_reach(robot: PlanarRobot, radius: float, pose: Array, velocity: Array, spheres: Array) -> Array:
+    """Whether a robot might touch a sphere before the step is over: a bound, never too small."""
+    corner = math.hypot(robot.box_offset + robot.box_half, robot.box_half)
+    reach = max(robot.sphere_radius, corner) + radius
+    duration = robot.timestep * robot.substeps
+    gained = robot.gear * robot.force_limit / robot.mass * duration  # m/s the motor can add
+    swing = 2.0 * robot.com_offset * (jnp.abs(velocity[..., 2]) + 20.0 * duration)  # m/s of the origin about the com
+    speed = jnp.hypot(velocity[..., 0], velocity[..., 1]) + gained + swing
+    gap = spheres - pose[..., None, :2]
+    distance = jnp.sqrt(jnp.min(jnp.sum(gap * gap, axis=-1), axis=-1))
+    return distance < reach + speed * duration + 1e-3
+
+
+def on_some(mask: Array, function, base: PyTree, args: PyTree, chunk: int) -> PyTree:
+    """`base` with the rows under `mask` replaced by `function(args)` of those rows, computed `chunk` rows at a time."""
+    n = mask.shape[0]
+    chunk = min(chunk, n)
+    order = jnp.nonzero(mask, size=n + chunk, fill_value=n)[0]  # the masked rows first, then out-of-range ones
+    rounds = (jnp.sum(mask) + chunk - 1) // chunk
+
+    def body(i, out):
+        rows = lax.dynamic_slice_in_dim(order, i * chunk, chunk)
+        picked = jax.tree.map(lambda x: x.at[rows].get(mode="clip"), args)
+        return jax.tree.map(lambda x, new: x.at[rows].set(new, mode="drop"), out, function(*picked))
+
+    return lax.fori_loop(0, rounds, body, base)
+
+
+def drive_xla(robot: PlanarRobot, radius: float, pose, velocity, control, spheres) -> Motion:
+    free = substeps(robot, radius, components(pose), components(velocity), components(control), [])
+    if spheres.shape[-2] == 0:
+        return free
+    near = can_reach(robot, radius, pose, velocity, spheres)
+    return on_some(near, partial(solve, robot, radius), free, (pose, velocity, control, spheres), CHUNK)
+
+
+def path() -> str:
+    chosen = os.environ.get("TQPO_PHYSICS", "auto")
+    if chosen not in {"auto", "xla", "pallas"}:
+        raise ConfigError(f"TQPO_PHYSICS={chosen!r} is not a physics path; use xla, pallas or auto")
+    if chosen == "auto":
+        return "pallas" if jax.default_backend() == "gpu" else "xla"
+    return chosen
+
+
+def drive_flat(robot: PlanarRobot, radius: float, *arrays: Array) -> Motion:
+    """A flat batch [N, …] on the chosen path."""
+    if path() == "pallas":
+        from tqpo.physics.kernel import drive_pallas
+
+        return drive_pallas(robot, radius, *arrays)
+    return drive_xla(robot, radius, *arrays)
+
+
+def flatten_vmap(single, flat):
+    """A function of one item whose `vmap`, however nested, is one call of `flat` on a flat batch [N, …]."""
+
+    @custom_vmap
+    def batched(*args):
+        return flat(*args)
+
+    @batched.def_vmap
+    def nested(axis_size, in_batched, *args):
+        args = spread(axis_size, in_batched, args)
+        inner = jax.tree.leaves(args)[0].shape[1]
+        merged = jax.tree.map(lambda x: x.reshape((axis_size * inner, *x.shape[2:])), args)
+        out = batched(*merged)
+        out = jax.tree.map(lambda x: x.reshape((axis_size, inner, *x.shape[1:])), out)
+        return out, jax.tree.map(lambda _: True, out)
+
+    @custom_vmap
+    def one(*args):
+        return single(*args)
+
+    @one.def_vmap
+    def lifted(axis_size, in_batched, *args):
+        out = batched(*spread(axis_size, in_batched, args))
+        return out, jax.tree.map(lambda _: True, out)
+
+    return one
+
+
+def spread(axis_size: int, in_batched, args):
+    """Gives every argument the batch axis."""
+    return jax.tree.map(
+        lambda x, mapped: x if mapped else jnp.broadcast_to(x, (axis_size, *jnp.shape(x))), tuple(args), tuple(in_batched)
+    )
+
+
+def make_drive(robot: PlanarRobot, radius: float):
+    """`drive(pose [3], velocity [3], control [2], spheres [K, 2]) -> Motion` for this robot and this radius of spheres."""
+    return flatten_vmap(partial(solve, robot, radius), partial(drive_flat, robot, radius))
