@@ -15,7 +15,7 @@ ROWS = [
     {"envs"},
     {"rollout"},
     {"algorithms"},
-    {"train", "evaluate", "store"},
+    {"train", "evaluate", "store", "provenance"},
     {"paper", "report", "bench", "parity", "convergence"},
     {"cli"},
 ]

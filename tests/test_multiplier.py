@@ -61,9 +61,7 @@ def test_the_tilt_really_moves_while_its_window_fills_and_after():
     window, ups = window_init(100), []
     for i in range(250):  # unsafe for 50 iterations, safe from then on
         window = window_push(window, jnp.array([30.0 if i < 50 else 5.0]), jnp.array([True]))
-        ups.append(
-            float(multiplier.tilt_rates(Tilt.ADAPTIVE, multiplier.share_below(window, 15.0), DELTA)[0])
-        )
+        ups.append(float(multiplier.tilt_rates(Tilt.ADAPTIVE, multiplier.share_below(window, 15.0), DELTA)[0]))
     assert np.allclose(ups[:50], 0.1 / 1.1)
     assert (np.diff(ups[49:150]) > 0).all()  # until the last unsafe one has left
     assert np.allclose(ups[149:], 1)

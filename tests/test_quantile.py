@@ -116,9 +116,7 @@ push = jax.jit(quantile.window_push)
 
 @quick
 @given(
-    batches=st.lists(
-        st.lists(st.tuples(st.integers(-9, 9), st.booleans()), min_size=6, max_size=6), max_size=8
-    ),
+    batches=st.lists(st.lists(st.tuples(st.integers(-9, 9), st.booleans()), min_size=6, max_size=6), max_size=8),
     size=st.sampled_from([1, 4, 10]),
 )
 def test_window_is_a_bounded_queue(batches, size):
@@ -141,7 +139,5 @@ def test_windows_batch():
     new, mask = jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[True, True], [False, True]])
     windows = jax.vmap(quantile.window_push)(windows, new, mask)
     assert quantile.window_mask(windows).tolist() == [[False, True, True], [False, False, True]]
-    q = jax.vmap(quantile.empirical_quantile, (0, None, 0))(
-        windows.values, 0.5, quantile.window_mask(windows)
-    )
+    q = jax.vmap(quantile.empirical_quantile, (0, None, 0))(windows.values, 0.5, quantile.window_mask(windows))
     assert q.tolist() == [1, 4]

@@ -78,9 +78,7 @@ def test_a_baseline_keeps_the_mean_and_cuts_the_variance(samples):
     outage_prob = 0.5  # where a baseline matters most: the indicator is on for half of the samples
     quantile, _ = problem(outage_prob)
     plain = np.asarray(quantile_advantage(cost, quantile, outage_prob))
-    based = np.asarray(
-        quantile_advantage(cost, quantile, outage_prob, baseline=np.full(cost.shape, outage_prob))
-    )
+    based = np.asarray(quantile_advantage(cost, quantile, outage_prob, baseline=np.full(cost.shape, outage_prob)))
     shift, error = estimate(based - plain, score)
     assert abs(shift) < 4 * error
     assert (based * score).var() < 0.6 * (plain * score).var()

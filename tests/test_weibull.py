@@ -70,9 +70,7 @@ def test_weights_stay_between_a_half_and_three_halves(ratios):
 def test_weights_by_hand():
     """ℓ = (−1, 1): mean 0, std 1, so ±1/5. One outlier of 101 lies 10 std out: 2 is clipped to ½."""
     assert np.allclose(weibull.density_ratio_weight(jnp.array([-1.0, 1.0]), jnp.zeros(2, bool)), [0.8, 1.2])
-    assert np.allclose(
-        weibull.density_ratio_weight(jnp.array([-1.0, 1.0]), jnp.array([True, False])), [1, 1.2]
-    )
+    assert np.allclose(weibull.density_ratio_weight(jnp.array([-1.0, 1.0]), jnp.array([True, False])), [1, 1.2])
     outlier = jnp.zeros(101).at[0].set(7.0)
     assert weibull.density_ratio_weight(outlier, jnp.zeros(101, bool))[0] == 1.5
     assert (weibull.density_ratio_weight(jnp.ones(5), jnp.zeros(5, bool)) == 1).all()

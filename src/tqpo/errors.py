@@ -26,3 +26,7 @@ class ActionError(TqpoError, ValueError):
 
 class StoreError(TqpoError, RuntimeError):
     """A run folder that is missing, damaged or not a run."""
+
+
+class RenderError(TqpoError, RuntimeError):
+    """A picture that cannot be drawn on this machine, for want of OpenGL: says what would work."""

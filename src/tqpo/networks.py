@@ -120,9 +120,7 @@ class Outputs(NamedTuple):
     heads: dict[str, Array]  # name → [..., *head.shape]
 
 
-def make_network(
-    key: Key, spec: NetworkSpec, obs_size: int, action_size: int, heads: Mapping[str, Head]
-) -> Network:
+def make_network(key: Key, spec: NetworkSpec, obs_size: int, action_size: int, heads: Mapping[str, Head]) -> Network:
     """Fresh weights."""
     keys = iter(jax.random.split(key, 8))
     width = spec.hidden[-1]

@@ -86,9 +86,7 @@ def rollout(
     segment = segment or n_steps
     n_envs = runner.obs.shape[0]
     pool_key, noise_key = jax.random.split(key)
-    pool = jax.vmap(env.reset)(
-        jax.random.split(pool_key, pool_size(n_envs, n_steps, env.min_steps))
-    )  # state, obs
+    pool = jax.vmap(env.reset)(jax.random.split(pool_key, pool_size(n_envs, n_steps, env.min_steps)))  # state, obs
     noise = jax.random.normal(noise_key, (n_steps // segment, segment, n_envs, env.action_size))
 
     def step(carry, noise):

@@ -32,9 +32,7 @@ class ThreeTimescales:
     def __post_init__(self):
         for name in ("alpha", "beta", "eta", "offset"):
             if not getattr(self, name) > 0:
-                raise ConfigError(
-                    f"{name} = {getattr(self, name)}: a step size and its offset must be positive"
-                )
+                raise ConfigError(f"{name} = {getattr(self, name)}: a step size and its offset must be positive")
         exponents = (self.alpha_exponent, self.beta_exponent, self.eta_exponent)
         for name, value in zip(("alpha", "beta", "eta"), exponents, strict=True):
             if not 0.5 < value <= 1:

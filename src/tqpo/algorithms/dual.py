@@ -22,7 +22,7 @@ from tqpo.types import Array
 
 
 @settings
-class Settings:
+class DualConfig:
     """How λ moves. An exponent of 0 keeps a step size constant; `presets.scheduled` sets Assumption 3's."""
 
     initial_multiplier: float = 0.5  # λ_0
@@ -41,48 +41,46 @@ class Settings:
     quantile_window: int = static(100)  # past values that F_q(d) is taken over
 
 
-class State(NamedTuple):
+class DualState(NamedTuple):
     multiplier: Array  # [K]
     tracked: Array  # [K]
     recent: quantile.Window  # [K, N]
 
 
-def init(config: Settings, n_constraints: int) -> State:
+def init(config: DualConfig, n_constraints: int) -> DualState:
     """λ_0, and no estimate yet."""
     empty = quantile.window_init(config.quantile_window)
     recent = jax.tree.map(lambda x: jnp.broadcast_to(x, (n_constraints, *x.shape)), empty)
-    return State(
-        jnp.full(n_constraints, config.initial_multiplier, float), jnp.zeros(n_constraints), recent
-    )
+    return DualState(jnp.full(n_constraints, config.initial_multiplier, float), jnp.zeros(n_constraints), recent)
 
 
-def check(config: Settings) -> None:
+def check(config: DualConfig) -> None:
     """Raises for numbers that cannot work."""
     require(config.cost_scale > 0, f"cost_scale = {config.cost_scale}: positive")
     require(0 < config.alpha <= 1, f"alpha = {config.alpha}: in (0, 1]")
-    require(0 < config.delta, f"delta = {config.delta}: positive")
+    require(config.delta > 0, f"delta = {config.delta}: positive")
     require(config.initial_multiplier >= 0, f"initial_multiplier = {config.initial_multiplier}: not negative")
     require(config.quantile_window >= 1, f"quantile_window = {config.quantile_window}: at least 1")
     require(config.tilt in list(Tilt), f"tilt = {config.tilt}: one of {[f'{t.name}={t:d}' for t in Tilt]}")
 
 
-def alpha(config: Settings, iteration: Array) -> Array:
+def alpha(config: DualConfig, iteration: Array) -> Array:
     """α_k."""
     return schedule.power(iteration, config.alpha, config.decay_offset, config.alpha_exponent)
 
 
-def track(q: Array, q_hat: Array, config: Settings, iteration: Array, seen: Array) -> Array:
+def track(q: Array, q_hat: Array, config: DualConfig, iteration: Array, seen: Array) -> Array:
     """q_{k+1} = q_k + α_k(q̂ − q_k) (Eq. 17a), except that the first estimate ever (`seen` false) is taken whole."""
     return quantile.track_quantile(q, q_hat, jnp.where(seen, alpha(config, iteration), 1.0))
 
 
 def step(
-    state: State,
+    state: DualState,
     found: episodes.Estimates,
     constraints: tuple[Constraint, ...],
-    config: Settings,
+    config: DualConfig,
     iteration: Array,
-) -> tuple[State, dict[str, Array]]:
+) -> tuple[DualState, dict[str, Array]]:
     """λ_{k+1} (Eqs. 13–14, 17c). While no episode has finished, or an estimate is not finite, nothing moves."""
     limit = episodes.limits(constraints)
     tracked = track(state.tracked, found.bounded, config, iteration, state.recent.count > 0)
@@ -103,7 +101,5 @@ def step(
         config.max_step,
         config.max_multiplier,
     )
-    new = State(
-        jnp.where(usable, moved, state.multiplier), jnp.where(usable, tracked, state.tracked), recent
-    )
+    new = DualState(jnp.where(usable, moved, state.multiplier), jnp.where(usable, tracked, state.tracked), recent)
     return new, {"multiplier": new.multiplier, "tilt_up": up, "tilt_down": down, "share_below": below}

@@ -45,9 +45,7 @@ def init(n_envs: int, n_costs: int, window: int) -> Episodes:
     return Episodes(jnp.zeros((n_envs, 1 + n_costs)), recent)
 
 
-def add(
-    episodes: Episodes, reward: Array, cost: Array, cut: Array, most: int
-) -> tuple[Episodes, Finished]:
+def add(episodes: Episodes, reward: Array, cost: Array, cut: Array, most: int) -> tuple[Episodes, Finished]:
     """Adds a batch [T, B] in which at most `most` episodes end."""
     x = jnp.concatenate([reward[..., None], cost], -1)  # [T, B, 1 + C]
     running, totals = returns.accumulate_episodes(episodes.running, x, cut)

@@ -81,9 +81,7 @@ def require(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
-def check_constraints(
-    constraints: tuple[Constraint, ...], kinds: tuple[str, ...], cost_names: tuple[str, ...]
-):
+def check_constraints(constraints: tuple[Constraint, ...], kinds: tuple[str, ...], cost_names: tuple[str, ...]):
     """Every constraint has a kind that the algorithm can enforce, a channel of the task, a level in (0, 1)."""
     for c in constraints:
         require(c.kind in kinds, f"constraint kind = {c.kind!r}: this algorithm takes {' or '.join(kinds)}")

@@ -35,8 +35,7 @@ from tqpo.envs.layout import Layout
 from tqpo.envs.lidar import lidar
 from tqpo.physics import planar
 from tqpo.physics.drive import Motion, components, make_drive
-from tqpo.physics.movable import Boxes
-from tqpo.physics.push import BoxMotion, make_push, start_boxes
+from tqpo.physics.push import Boxes, BoxMotion, make_push, start_boxes
 from tqpo.types import Array, Key, Step
 
 GRAVITY = 9.81  # m/s²
@@ -203,9 +202,7 @@ def new_goal(config: TaskConfig, state: State, reached: Array) -> tuple[State, A
     placed = jnp.array(True)
     if config.goal == "area":
         key, draw_key = jax.random.split(state.key)
-        obstacles = layouts.goal_obstacles(
-            config, state.pose, state.hazards, state.buttons, state.gremlins[:, :2]
-        )
+        obstacles = layouts.goal_obstacles(config, state.pose, state.hazards, state.buttons, state.gremlins[:, :2])
         goal, placed = layouts.draw_goal(draw_key, config, *obstacles, reached)
         changed = reached & placed
         state = state._replace(key=key, goal=jnp.where(changed, goal, state.goal))

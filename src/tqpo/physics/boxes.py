@@ -85,9 +85,7 @@ def where(condition: Array, a: Vec, b: Vec) -> Vec:
 
 def combine(axes: Axes, coefficients: Vec) -> Vec:
     """Σₖ cₖ·axisₖ."""
-    return add(
-        add(scale(coefficients[0], axes[0]), scale(coefficients[1], axes[1])), scale(coefficients[2], axes[2])
-    )
+    return add(add(scale(coefficients[0], axes[0]), scale(coefficients[1], axes[1])), scale(coefficients[2], axes[2]))
 
 
 def choose(index: Array, vectors: Axes, shift: int = 0) -> Vec:
@@ -211,13 +209,14 @@ def edge_contact(half1: float, half2: float, offset: Vec, axes: Axes, overlap: O
     return dot(normal, sub(w2, w1)), scale(0.5, add(w1, w2)), normal
 
 
-def clip_edge(half: float, start: tuple[Array, Array], end: tuple[Array, Array]) -> tuple[Array, Array, Array]:
+def clip_edge(half: Array, start: tuple[Array, ...], step: tuple[Array, ...]) -> tuple[Array, Array, Array]:
     """The part of a segment over the square |x|, |y| ≤ half: fractions where it enters and leaves, and whether there is any."""
     enter, leave = jnp.zeros_like(start[0]), jnp.ones_like(start[0])
     some = jnp.ones(start[0].shape, bool)
-    for p, q in zip(start, end, strict=True):
+    for p, d in zip(start, step, strict=True):
         for side in (1.0, -1.0):
-            before, after = side * p - half, side * q - half  # positive: beyond this side
+            before = side * p - half  # positive: beyond this side
+            after = before + side * d
             crosses = (before > 0) != (after > 0)
             cut = before / jnp.where(crosses, before - after, 1.0)
             enter = jnp.where(crosses & (before > 0), jnp.maximum(enter, cut), enter)
@@ -226,61 +225,114 @@ def clip_edge(half: float, start: tuple[Array, Array], end: tuple[Array, Array])
     return enter, leave, some & (enter <= leave)
 
 
-def face_contacts(half1: float, half2: float, offset: Vec, axes: Axes, overlap: Overlap) -> Contacts:
-    """A face of one cube against the other cube; points from the first cube's centre.
+class Faces(NamedTuple):
+    """A reference square and the opposing parallelogram c ± u ± v, in the square's frame; all fields [..., 1]."""
 
-    In the reference face's frame (X, Y, N outward) the incident face is the parallelogram c ± u ± v. The vertices of its part over
-    the reference square are contacts where they lie below it: dist = z, at half that depth.
-    """
-    # The reference face, and the face of the other cube that opposes it most.
-    by_first = overlap.face < 3
-    index = jnp.where(by_first, overlap.face, overlap.face - 3)
-    own, other = identity(offset[0]), axes
-    reference = tuple(where(by_first, a, b) for a, b in zip(own, other, strict=True))
-    incident = tuple(where(by_first, b, a) for a, b in zip(own, other, strict=True))
-    half, half_incident = jnp.where(by_first, half1, half2), jnp.where(by_first, half2, half1)
-    half, half_incident = half.astype(offset[0].dtype), half_incident.astype(offset[0].dtype)
-    centre = scale(jnp.where(by_first, 1.0, -1.0), offset)
-    side = sign(dot(choose(index, reference), centre))
-    x_axis, y_axis = choose(index, reference, 1), choose(index, reference, 2)
-    normal = scale(side, choose(index, reference))
+    frame: Axes  # X, Y in the square, Z outward
+    centre: Vec  # of the reference cube, from the first cube's centre
+    half: Array  # m, of the reference cube
+    c: Vec
+    u: Vec
+    v: Vec
+    outward: Array  # +1 if Z points away from the first cube, −1 if towards it
+
+
+def opposing_faces(half1: float, half2: float, offset: Vec, axes: Axes, face: Array) -> Faces:
+    """The reference face of number `face`, and the face of the other cube that opposes it most."""
+    by_first = face < 3
+    index = jnp.where(by_first, face, face - 3)
+    own = identity(offset[0])
+    reference = tuple(where(by_first, a, b) for a, b in zip(own, axes, strict=True))
+    incident = tuple(where(by_first, b, a) for a, b in zip(own, axes, strict=True))
+    outward = jnp.where(by_first, 1.0, -1.0).astype(offset[0].dtype)
+    half = 0.5 * ((half1 + half2) + outward * (half1 - half2))
+    half_incident = half1 + half2 - half
+
+    towards = scale(outward, offset)  # from the reference cube to the other
+    normal = choose(index, reference)
+    normal = scale(sign(dot(normal, towards)), normal)
+    frame = (choose(index, reference, 1), choose(index, reference, 2), normal)
 
     slope = [abs(dot(normal, axis)) for axis in incident]
     opposed = jnp.where(slope[1] > slope[0], 1, 0)
     opposed = jnp.where(slope[2] > jnp.maximum(slope[0], slope[1]), 2, opposed)
-    outward = choose(opposed, incident)
-    facing = jnp.where(dot(normal, outward) > 0, -half_incident, half_incident)
-    frame = (x_axis, y_axis, normal)
-    c = tuple(dot(axis, add(centre, scale(facing, outward))) for axis in frame)
+    across = choose(opposed, incident)
+    middle = add(towards, scale(-sign(dot(normal, across)) * half_incident, across))
+    c = tuple(dot(axis, middle) for axis in frame)
     u = tuple(half_incident * dot(axis, choose(opposed, incident, 1)) for axis in frame)
     v = tuple(half_incident * dot(axis, choose(opposed, incident, 2)) for axis in frame)
+    centre = where(by_first, (jnp.zeros_like(outward),) * 3, offset)
+    return Faces(frame, centre, half, c, u, v, outward)  # type: ignore[arg-type]
 
-    # Slots 0–7: edge k runs from vertex k to vertex k + 1 of (+ +), (− +), (− −), (+ −).
-    slot = slots_like(offset[0])
+
+def edge_vertices(faces: Faces, slot: Array, duplicate: float) -> tuple[Vec, Array]:
+    """Slots 0–7: where the parallelogram's edges enter and leave the square's column. Edge k runs from vertex k to k + 1 of
+    (+ +), (− +), (− −), (+ −)."""
     k = slot & 3
     su, sv = jnp.where((k == 0) | (k == 3), 1.0, -1.0), jnp.where(k < 2, 1.0, -1.0)
-    start = tuple(c[i] + su * u[i] + sv * v[i] for i in range(3))
-    step = tuple((sv - su) * (1.0 * u[i]) - (su + sv) * v[i] for i in range(3))
-    step = tuple(s - jnp.where(su == sv, 0.0, 0.0) for s in step)
-    end = add(start, step)
-    enter, leave, some = clip_edge(half, start[:2], end[:2])
-    fraction = jnp.where(slot < 4, enter, leave)
-    duplicate = rounding(offset[0]).duplicate
-    real = some & ((slot < 4) | ((leave < 1.0 - duplicate) & (leave - enter > duplicate)))
+    along_u, along_v = jnp.where((k & 1) == 0, -2.0 * su, 0.0), jnp.where((k & 1) == 0, 0.0, -2.0 * sv)
+    start = tuple(c + su * u + sv * v for c, u, v in zip(faces.c, faces.u, faces.v, strict=True))
+    step = tuple(along_u * u + along_v * v for u, v in zip(faces.u, faces.v, strict=True))
+    enter, leave, some = clip_edge(faces.half, start[:2], step[:2])
+    vertex = add(start, scale(jnp.where(slot < 4, enter, leave), step))
+    ends_inside = leave > 1.0 - duplicate  # then its end is where the next edge begins
+    return vertex, some & ((slot < 4) | ~(ends_inside | (leave - enter < duplicate)))
 
-    # Slots 8–11: the corners of the reference square, in units of u and v.
-    x, y = jnp.where(k < 2, half, -half), jnp.where((k & 1) == 0, half, -half)
-    area = 1.0 / (u[0] * v[1] - u[1] * v[0])
-    a = ((x - c[0]) * v[1] - (y - c[1]) * v[0]) * area
-    b = ((y - c[1]) * u[0] - (x - c[0]) * u[1]) * area
-    under = (abs(a) < 1.0 - duplicate) & (abs(b) < 1.0 - duplicate)
 
-    corner = slot >= 8
-    vertex = add(start, scale(fraction, step))
-    x, y = jnp.where(corner, x, vertex[0]), jnp.where(corner, y, vertex[1])
-    z = jnp.where(corner, c[2] + a * u[2] + b * v[2] - half, vertex[2] - half)
-    active = jnp.where(corner, under, real) & (slot < EDGE_SLOT) & (z < 0)
-    origin = where(by_first, (jnp.zeros_like(offset[0]),) * 3, offset)
-    point = add(origin, combine(frame, (x, y, half + 0.5 * z)))
-    outward_of_first = scale(jnp.where(by_first, 1.0, -1.0), normal)
-    return Contacts(z, point, outward_of_first, active)
+def corner_vertices(faces: Faces, slot: Array, duplicate: float) -> tuple[Vec, Array]:
+    """Slots 8–11: the square's corners, in units of u and v."""
+    x = jnp.where((slot & 2) == 0, faces.half, -faces.half)
+    y = jnp.where((slot & 1) == 0, faces.half, -faces.half)
+    c, u, v = faces.c, faces.u, faces.v
+    inverse = 1.0 / (u[0] * v[1] - u[1] * v[0])
+    a = ((x - c[0]) * v[1] - (y - c[1]) * v[0]) * inverse
+    b = ((y - c[1]) * u[0] - (x - c[0]) * u[1]) * inverse
+    under = jnp.maximum(abs(a), abs(b)) < 1.0 - duplicate
+    return (x, y, c[2] + a * u[2] + b * v[2]), under
+
+
+def face_contacts(half1: float, half2: float, offset: Vec, axes: Axes, face: Array) -> Contacts:
+    """A face of one cube against the other cube; points from the first cube's centre.
+
+    Contacts are the vertices of the clipped parallelogram that lie below the square: dist = z, at half that depth.
+    """
+    faces = opposing_faces(half1, half2, offset, axes, face)
+    slot, duplicate = slots_like(offset[0]), rounding(offset[0]).duplicate
+    vertex, found = edge_vertices(faces, slot, duplicate)
+    corner, under = corner_vertices(faces, slot, duplicate)
+    x, y, z = where(slot < 8, vertex, corner)
+    dist = z - faces.half
+    point = add(faces.centre, combine(faces.frame, (x, y, faces.half + 0.5 * dist)))
+    active = jnp.where(slot < 8, found, under) & (slot < EDGE_SLOT) & (dist < 0)
+    return Contacts(dist, point, scale(faces.outward, faces.frame[2]), active)
+
+
+def cube_contacts(half1: float, half2: float, offset: Vec, axes: Axes) -> Contacts:
+    """Two cubes: the first at the origin and aligned with the axes."""
+    overlap = find_axis(half1, half2, offset, axes)
+    by_face = face_contacts(half1, half2, offset, axes, overlap.face)
+    dist, point, normal = edge_contact(half1, half2, offset, axes, overlap)
+    slot = slots_like(dist)
+    edge = slot == EDGE_SLOT
+    active = jnp.where(overlap.by_edge, edge & (dist < 0), by_face.active) & ~overlap.apart
+    return Contacts(
+        jnp.where(edge, dist, by_face.dist),
+        where(edge, point, by_face.point),
+        where(overlap.by_edge, normal, by_face.normal),
+        active,
+    )
+
+
+def contacts(radius: float, half1: float, ahead: float, half2: float, centre: Vec, axes: Axes) -> Contacts:
+    """All contacts of the robot (sphere of `radius`, cube of half-size `half1` centred `ahead`) with a cube."""
+    offset = (centre[0] - ahead, centre[1], centre[2])
+    cubes = cube_contacts(half1, half2, offset, axes)
+    dist, point, normal = sphere_contact(radius, half2, centre, axes)
+    sphere = slots_like(dist) == SPHERE_SLOT
+    shifted = (cubes.point[0] + ahead, cubes.point[1], cubes.point[2])
+    return Contacts(
+        jnp.where(sphere, dist, cubes.dist),
+        where(sphere, point, shifted),
+        where(sphere, normal, cubes.normal),
+        jnp.where(sphere, dist < 0, cubes.active),
+    )

@@ -142,7 +142,9 @@ def flatten_vmap(single, flat):
 def spread(axis_size: int, in_batched, args):
     """Gives every argument the batch axis."""
     return jax.tree.map(
-        lambda x, mapped: x if mapped else jnp.broadcast_to(x, (axis_size, *jnp.shape(x))), tuple(args), tuple(in_batched)
+        lambda x, mapped: x if mapped else jnp.broadcast_to(x, (axis_size, *jnp.shape(x))),
+        tuple(args),
+        tuple(in_batched),
     )
 
 

@@ -1,14 +1,33 @@
-"""One environment step of the robot among free boxes that are welded to targets on circles (gremlins)."""
+"""One environment step of the robot among free boxes that are welded to targets on circles (gremlins).
 
+Every box follows its own weld, and the robot drives freely, except where the robot can reach a box within the step: there robot and
+nearest box are solved together (`movable.coupled_step`). Boxes never meet each other, and the robot meets one at a time; the
+keepouts of the tasks see to that (`docs/decisions.md`). The two paths are those of `drive.py`.
+"""
+
+import math
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 
-from tqpo.physics.drive import flatten_vmap, solve
-from tqpo.physics.movable import Boxes, BoxModel
+from tqpo.physics import movable
+from tqpo.physics.drive import components, drive_xla, flatten_vmap, on_some, path
+from tqpo.physics.movable import Body, BoxModel, Target
 from tqpo.physics.planar import PlanarRobot
 from tqpo.types import Array
+
+CHUNK = 8  # pairs of robot and box that are solved together on the xla path
+
+
+class Boxes(NamedTuple):
+    """The boxes of one environment, as MuJoCo keeps free joints."""
+
+    pos: Array  # [G, 3] m
+    quat: Array  # [G, 4] w, x, y, z
+    vel: Array  # [G, 6] linear in the world frame [m/s], angular in the body frame [rad/s]
 
 
 class BoxMotion(NamedTuple):
@@ -18,7 +37,25 @@ class BoxMotion(NamedTuple):
     velocity: Array  # [3]
     acceleration: Array  # [3]
     boxes: Boxes
-    touching: Array  # [] bool
+    touching: Array  # [] bool: the robot is in contact with a box
+
+
+class Pair(NamedTuple):
+    """Robot and one box by components, each an array of one common shape: the input and output of `solve_pair`."""
+
+    pose: tuple[Array, ...]
+    velocity: tuple[Array, ...]
+    acceleration: tuple[Array, ...]
+    body: Body
+    touching: Array
+
+
+class Circle(NamedTuple):
+    """Where a box is pulled: a circle that all boxes run in phase."""
+
+    centre: tuple[Array, Array]  # m
+    yaw: Array  # rad
+    time: Array  # s, at the beginning of the environment step
 
 
 def start_boxes(model: BoxModel, gremlins: Array) -> Boxes:
@@ -33,17 +70,108 @@ def start_boxes(model: BoxModel, gremlins: Array) -> Boxes:
     )
 
 
-def interim(robot, model, travel, pose, velocity, control, boxes, gremlins, time):
-    motion = solve(robot, 0.1, pose, velocity, control, jnp.zeros((0, 2)))
-    t = time + 0.018
-    offset = travel * jnp.stack([jnp.sin(t), jnp.cos(t)])
-    pos = jnp.concatenate([gremlins[:, :2] + offset, jnp.full((gremlins.shape[0], 1), 0.2)], axis=1)
-    near = jnp.any(jnp.linalg.norm(pos[:, :2] - motion.pose[:2], axis=1) < 0.2)
-    return BoxMotion(*motion, boxes._replace(pos=pos), near)
+def target(model: BoxModel, travel: float, circle: Circle, elapsed) -> Target:
+    """The weld's goal. Its height is twice the box's half-size: the engine adds the offset of the start to that of the mocap."""
+    phase = circle.time + elapsed
+    half = circle.yaw / 2.0
+    zero = jnp.zeros_like(half)
+    place = (circle.centre[0] + travel * jnp.sin(phase), circle.centre[1] + travel * jnp.cos(phase))
+    return Target((*place, zero + 2.0 * model.half_size), (jnp.cos(half), zero, zero, jnp.sin(half)))
+
+
+def solve_weld(robot: PlanarRobot, model: BoxModel, travel: float, body: Body, circle: Circle) -> Body:
+    """An environment step of a box that touches nothing, by components."""
+
+    def one(i, body):
+        return movable.weld_step(model, body, target(model, travel, circle, i * robot.timestep), robot.timestep)
+
+    return lax.fori_loop(0, robot.substeps, one, body)
+
+
+def solve_pair(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity, control, body: Body, circle: Circle):
+    """An environment step of the robot and one box together, by components [..., 1]."""
+
+    def one(i, state):
+        goal = target(model, travel, circle, i * robot.timestep)
+        pose, velocity, body, _ = movable.coupled_step(robot, model, *state[:2], control, state[2], goal)
+        return pose, velocity, body
+
+    pose, velocity, body = lax.fori_loop(0, robot.substeps, one, (pose, velocity, body))
+    last = target(model, travel, circle, (robot.substeps - 1) * robot.timestep)  # the mocap stays until the next step
+    felt = movable.coupled_acceleration(robot, model, pose, velocity, control, body, last)
+    return Pair(pose, velocity, felt.robot, body, felt.touching)
+
+
+def as_body(pos: Array, quat: Array, vel: Array) -> Body:
+    """Arrays [..., 3], [..., 4], [..., 6] to components."""
+    return Body(components(pos), components(quat), components(vel[..., :3]), components(vel[..., 3:]))
+
+
+def as_boxes(body: Body) -> Boxes:
+    return Boxes(*(jnp.stack(x, axis=-1) for x in (body.pos, body.quat, (*body.vel, *body.spin))))
+
+
+def as_circle(gremlins: Array, time: Array) -> Circle:
+    return Circle((gremlins[..., 0], gremlins[..., 1]), gremlins[..., 2], time)
+
+
+def nearest(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity, boxes: Boxes, gremlins, time):
+    """For a flat batch: the index of the nearest box [N], and whether the robot might touch it before the step is over [N].
+
+    The bound allows for the motor, the swing of the robot's origin and the pull of the weld, and is never too small."""
+    duration = robot.timestep * robot.substeps
+    corner = math.hypot(robot.box_offset + robot.box_half, robot.box_half)
+    reach = max(robot.sphere_radius, corner) + math.sqrt(3.0) * model.half_size
+    gained = robot.gear * robot.force_limit / robot.mass * duration
+    swing = 2.0 * robot.com_offset * (jnp.abs(velocity[:, 2]) + 20.0 * duration)
+    robot_travel = (jnp.hypot(velocity[:, 0], velocity[:, 1]) + gained + swing) * duration
+    goal = jnp.stack([jnp.sin(time), jnp.cos(time)], axis=-1)[:, None, :] * travel + gremlins[..., :2]
+    lag = jnp.linalg.norm(goal - boxes.pos[..., :2], axis=-1) + travel * duration  # [N, G]
+    speed = jnp.linalg.norm(boxes.vel[..., :2], axis=-1)
+    box_travel = speed * duration + 0.5 * model.weld.stiffness * lag * duration**2
+    distance = jnp.linalg.norm(boxes.pos[..., :2] - pose[:, None, :2], axis=-1)
+    slack = distance - reach - robot_travel[:, None] - box_travel  # [N, G]
+    return jnp.argmin(distance, axis=-1), jnp.min(slack, axis=-1) < 1e-3
+
+
+def push_xla(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity, control, boxes, gremlins, time):
+    rows = jnp.arange(pose.shape[0])
+    free = drive_xla(robot, 0.0, pose, velocity, control, jnp.zeros((pose.shape[0], 0, 2), pose.dtype))
+    circle = as_circle(gremlins, time[:, None])
+    welded = as_boxes(solve_weld(robot, model, travel, as_body(*boxes), circle))
+    index, near = nearest(robot, model, travel, pose, velocity, boxes, gremlins, time)
+    mine = Boxes(*(x[rows, index] for x in boxes))
+
+    def pairs(pose, velocity, control, box, gremlin, time):
+        args = [jnp.expand_dims(x, -2) for x in (pose, velocity, control)]  # components become [..., 1]
+        body = as_body(*(jnp.expand_dims(x, -2) for x in box))
+        circle = as_circle(gremlin[..., None, :], time[..., None])
+        pair = solve_pair(robot, model, travel, *(components(x) for x in args), body, circle)
+        motion = (jnp.concatenate(x, axis=-1) for x in (pair.pose, pair.velocity, pair.acceleration))
+        return *motion, Boxes(*(x[..., 0, :] for x in as_boxes(pair.body))), pair.touching[..., 0]
+
+    base = (*free, mine, jnp.zeros(pose.shape[0], bool))
+    args = (pose, velocity, control, mine, gremlins[rows, index], time)
+    *motion, box, touching = on_some(near, pairs, base, args, CHUNK)
+    box = Boxes(*(jnp.where(near[:, None], new, old[rows, index]) for new, old in zip(box, welded, strict=True)))
+    moved = Boxes(*(all_.at[rows, index].set(new) for all_, new in zip(welded, box, strict=True)))
+    return BoxMotion(*motion, moved, touching)
+
+
+def push_flat(robot: PlanarRobot, model: BoxModel, travel: float, *arrays) -> BoxMotion:
+    if path() == "pallas":
+        from tqpo.physics.kernel import push_pallas
+
+        return push_pallas(robot, model, travel, *arrays)
+    return push_xla(robot, model, travel, *arrays)
 
 
 def make_push(robot: PlanarRobot, model: BoxModel, travel: float):
-    one = partial(interim, robot, model, travel)
-    import jax
+    """`push(pose [3], velocity [3], control [2], boxes, gremlins [G, 3], time) -> BoxMotion`, boxes pulled round circles of
+    radius `travel` [m]."""
+    flat = partial(push_flat, robot, model, travel)
 
-    return flatten_vmap(one, jax.vmap(one))
+    def single(*args):
+        return jax.tree.map(lambda x: x[0], flat(*jax.tree.map(lambda x: jnp.asarray(x)[None], args)))
+
+    return flatten_vmap(single, flat)

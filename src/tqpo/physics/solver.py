@@ -74,6 +74,11 @@ def solve_spd(matrix: Matrix, rhs: Vector) -> Vector:
     return tuple(x)
 
 
+def some(mask: Array) -> Array:
+    """Whether any entry is true, as a maximum: kernels have no `any`."""
+    return jnp.max(jnp.where(mask, 1, 0)) > 0
+
+
 def residuals(rows: list[Row], a: Vector) -> list[Array]:
     return [dot(row.jacobian, a) - row.reference for row in rows]
 
@@ -131,21 +136,22 @@ def minimise(inertia: Matrix, free: Vector, rows: list[Row]) -> Vector:
 
     def unfinished(carry):
         iteration, _, done = carry
-        return (iteration < MAX_ITERATIONS) & jnp.logical_not(jnp.all(done))
+        return (iteration < MAX_ITERATIONS) & some(~done)
 
     def improve(carry):
         iteration, a, done = carry
         active = [r < 0 for r in residuals(rows, a)]
         target = newton_target(inertia, free, rows, active)
-        same = done
         settled = jnp.ones_like(done)
         for on, r, row in zip(active, residuals(rows, target), rows, strict=True):
             settled = settled & ((on == (r < 0)) | (row.stiffness == 0))
         step = tuple(t - x for t, x in zip(target, a, strict=True))
-        alpha = jnp.where(settled, 1.0, step_length(inertia, free, rows, a, step))
-        moved = tuple(jnp.where(same, x, x + alpha * s) for x, s in zip(a, step, strict=True))
-        exact = tuple(jnp.where(settled & ~same, t, x) for t, x in zip(target, moved, strict=True))
-        return iteration + 1, exact, done | settled
+        alpha = lax.cond(
+            some(~(settled | done)), lambda: step_length(inertia, free, rows, a, step), lambda: jnp.ones_like(a[0])
+        )
+        searched = tuple(jnp.where(settled, t, x + alpha * s) for t, x, s in zip(target, a, step, strict=True))
+        kept = tuple(jnp.where(done, x, y) for x, y in zip(a, searched, strict=True))
+        return iteration + 1, kept, done | settled
 
     nothing_active = jnp.ones_like(free[0], dtype=bool)
     for r, row in zip(residuals(rows, free), rows, strict=True):

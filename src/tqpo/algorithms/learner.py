@@ -1,0 +1,328 @@
+"""What every algorithm here shares: a network that acts, its returns, and clipped-surrogate epochs on a batch.
+
+An algorithm gives the heads it needs and a loss on the network's outputs; it never sees minibatches, segments, the
+optimiser or the normaliser. An update that is not finite is skipped and counted.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from tqpo import gaussian, networks, normalize, returns, rollout, schedule
+from tqpo.algorithms import episodes
+from tqpo.algorithms.settings import require, settings, static
+from tqpo.networks import Head, Network, NetworkSpec, Outputs
+from tqpo.normalize import Moments
+from tqpo.types import Array, Batch, Env, Key, PyTree
+
+
+@settings
+class LearnerConfig:
+    """Batches, networks and PPO."""
+
+    network: NetworkSpec = static(NetworkSpec())
+    n_envs: int = static(64)  # B
+    n_steps: int = static(1000)  # T, per environment and iteration
+    epochs: int = static(4)
+    minibatches: int = static(4)
+    segment: int = static(100)  # steps of back-propagation through time (lstm)
+    episode_window: int = static(100)  # finished episodes that statistics are taken over
+    bootstrap_timeouts: bool = static(True)  # False: a time-out ends the return
+    skip_first: bool = static(True)  # the first batch only feeds the normaliser
+    normalize_advantage: bool = static(False)  # of the reward; λ then weighs against standard deviations
+    matmul_precision: str | None = static("tensorfloat32")  # on a GPU; CPUs have one precision
+    discount: float = 0.99  # γ
+    gae_lambda: float = 0.97
+    cost_discount: float = 0.99
+    cost_gae_lambda: float = 0.97
+    clip: float = 0.2  # r_clip
+    learning_rate: float = 3e-4  # β
+    learning_rate_exponent: float = 0.0  # 0: constant
+    decay_offset: float = 100.0  # iterations before an exponent bites
+    adam_eps: float = 1e-8
+    max_grad_norm: float = 1.0
+    entropy_coef: float = 0.0
+    value_coef: float = 1.0
+    cost_value_coef: float = 0.5
+
+
+class LearnerState(NamedTuple):
+    key: Key  # the run's; every draw folds the iteration into it
+    iteration: Array  # [] int32
+    network: Network
+    opt_state: optax.OptState
+    moments: Moments  # of observations
+    runner: rollout.Runner
+    episodes: episodes.Episodes
+    skipped_in_a_row: Array  # [] int32 updates skipped since the last good one
+
+
+class Experience(NamedTuple):
+    """A rollout with the heads' values at each step and after it, as the acting network saw them."""
+
+    rollout: rollout.Rollout
+    values: dict[str, Array]  # [T, B, …] at obs
+    next_values: dict[str, Array]  # [T, B, …] at next_obs; meaningless at `ended`
+    cut: Array  # [T, B] the last step of an episode, for whatever reason
+    ended: Array  # [T, B] where nothing follows: terminated, or any cut if time-outs count as ends
+    finished: episodes.Finished
+
+
+class Sample(NamedTuple):
+    """Steps as the loss sees them, [L, N, …]: N segments of L steps (L = 1 without memory)."""
+
+    obs: Array  # normalised
+    action: Array
+    log_prob: Array
+    context: PyTree  # (prev_action, prev_reward, first), or None without memory
+
+
+# (outputs, log π(a|s), sample, targets) → loss to minimise, metrics
+Loss = Callable[[Outputs, Array, Sample, Any], tuple[Array, dict[str, Array]]]
+
+
+def check(config: LearnerConfig) -> None:
+    """Raises for a structure that cannot work."""
+    for name in ("n_envs", "n_steps", "epochs", "minibatches", "segment", "episode_window"):
+        require(getattr(config, name) >= 1, f"{name} = {getattr(config, name)}: at least 1")
+    unit, per = ("steps", 1)
+    if config.network.kind == "lstm":
+        unit, per = ("segments", config.segment)
+        require(
+            config.n_steps % config.segment == 0,
+            f"n_steps = {config.n_steps}: a multiple of segment = {config.segment}",
+        )
+    total = config.n_envs * config.n_steps // per
+    require(total % config.minibatches == 0, f"minibatches = {config.minibatches}: must divide {total} {unit} a batch")
+    require(config.learning_rate > 0, f"learning_rate = {config.learning_rate}: positive")
+    require(config.clip > 0, f"clip = {config.clip}: positive")
+    for name in ("discount", "gae_lambda", "cost_discount", "cost_gae_lambda"):
+        require(0 <= getattr(config, name) <= 1, f"{name} = {getattr(config, name)}: in [0, 1]")
+
+
+def init(key: Key, env: Env, config: LearnerConfig, heads: Mapping[str, Head]) -> LearnerState:
+    """Fresh weights, fresh environments, nothing seen."""
+    network_key, start_key, run_key = jax.random.split(key, 3)
+    network = networks.make_network(network_key, config.network, env.obs_size, env.action_size, heads)
+    memory = networks.initial_memory(network.actor, (config.n_envs,))
+    return LearnerState(
+        key=run_key,
+        iteration=jnp.zeros((), jnp.int32),
+        network=network,
+        opt_state=_adam(config).init(network),  # type: ignore[arg-type]
+        moments=normalize.init(env.obs_size),
+        runner=rollout.start(start_key, env, config.n_envs, memory),
+        episodes=episodes.init(config.n_envs, len(env.cost_names), config.episode_window),
+        skipped_in_a_row=jnp.zeros((), jnp.int32),
+    )
+
+
+def make_policy(network: Network, moments: Moments, record: bool = False) -> rollout.Policy:
+    """The network as a policy; with `record` its decisions carry the heads' values. Zero noise acts greedily."""
+
+    def decide(obs, memory, prev_action, prev_reward, noise):
+        x = normalize.normalize(moments, obs)
+        mean, log_std, memory, features = networks.act(network.actor, x, memory, prev_action, prev_reward)
+        action = mean + jnp.exp(log_std) * noise
+        outputs = networks.read_heads(network, x, features) if record else None
+        return rollout.Decision(action, gaussian.log_prob(mean, log_std, action), memory, outputs)
+
+    return decide
+
+
+def collect(state: LearnerState, env: Env, config: LearnerConfig) -> tuple[LearnerState, Experience]:
+    """One batch: T steps of B environments under the present policy."""
+    key = jax.random.fold_in(state.key, 2 * state.iteration)
+    recurrent = state.network.actor.lstm is not None
+    policy = make_policy(state.network, state.moments, record=recurrent)
+    runner, seen = rollout.rollout(
+        key,
+        env,
+        policy,
+        state.runner,
+        config.n_steps,
+        segment=config.segment if recurrent else None,
+        look_ahead=recurrent and config.bootstrap_timeouts,
+    )
+    batch = seen.batch
+    most = rollout.pool_size(config.n_envs, config.n_steps, env.min_steps)  # episodes that can end
+    values, next_values = seen.outputs, seen.next_outputs
+    if not recurrent:
+        values, next_values = _values(state, batch, config, most)
+    cut = batch.terminated | batch.truncated
+    now, finished = episodes.add(state.episodes, batch.reward, batch.cost, cut, most)
+    ended = batch.terminated if config.bootstrap_timeouts else cut
+    state = state._replace(runner=runner, episodes=now)
+    return state, Experience(seen, values, next_values, cut, ended, finished)
+
+
+def _values(
+    state: LearnerState, batch: Batch, config: LearnerConfig, most: int
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Without memory the heads are read for the whole batch at once.
+
+    next_obs is the next row's obs, except in the last row and where an episode ended. Only those are read anew.
+    """
+
+    def read(obs):
+        return networks.read_heads(state.network, normalize.normalize(state.moments, obs), None)
+
+    values, last = read(batch.obs), read(batch.next_obs[-1])
+    next_values = jax.tree.map(lambda x, end: jnp.concatenate([x[1:], end[None]]), values, last)
+    if config.bootstrap_timeouts:
+        at = jnp.nonzero(batch.truncated, size=most, fill_value=0)  # (t, b); spare places all point at (0, 0)
+        there = read(batch.next_obs[at])
+        next_values = jax.tree.map(lambda x, y: x.at[at].set(y), next_values, there)
+    return values, next_values
+
+
+def reward_targets(experience: Experience, config: LearnerConfig) -> tuple[Array, Array]:
+    """Advantage and return of the reward, [T, B]."""
+    value = experience.values["value"]
+    advantage = returns.gae(
+        experience.rollout.batch.reward,
+        value,
+        experience.next_values["value"],
+        experience.ended,
+        experience.cut,
+        config.discount,
+        config.gae_lambda,
+    )
+    target = advantage + value
+    if config.normalize_advantage:
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    return advantage, target
+
+
+def cost_targets(
+    experience: Experience, cost: Array, value: Array, next_value: Array, config: LearnerConfig
+) -> tuple[Array, Array]:
+    """Advantage and return (discounted cost to go, GAE estimate) of costs [T, B, K] with these value estimates."""
+    advantage = returns.gae(
+        cost,
+        value,
+        next_value,
+        experience.ended,
+        experience.cut,
+        config.cost_discount,
+        config.cost_gae_lambda,
+    )
+    return advantage, advantage + value
+
+
+def fit(
+    state: LearnerState, config: LearnerConfig, loss: Loss, experience: Experience, targets: PyTree
+) -> tuple[LearnerState, dict[str, Array]]:
+    """Normaliser, then epochs × minibatches of Adam on `loss`; `targets` are arrays [T, B, …]. Ends the iteration."""
+    batch = experience.rollout.batch
+    moments = normalize.merge(state.moments, batch.obs)
+    moments = _choose(_all_finite(moments), moments, state.moments)
+    sample, targets, memory = _arrange(experience, moments, targets, config)
+    n = sample.log_prob.shape[1]
+    learning_rate = schedule.power(
+        state.iteration, config.learning_rate, config.decay_offset, config.learning_rate_exponent
+    )
+    warm = state.iteration > 0 if config.skip_first else jnp.array(True)
+
+    def total(network, sample, targets, memory):
+        outputs = networks.unroll(network, sample.obs, *(sample.context or (None,) * 3), memory)
+        log_prob = gaussian.log_prob(outputs.mean, outputs.log_std, sample.action)
+        value, parts = loss(outputs, log_prob, sample, targets)
+        log_ratio = log_prob - sample.log_prob
+        return value, parts | {"loss": value, "kl": jnp.mean(jnp.expm1(log_ratio) - log_ratio)}
+
+    def minibatch(carry, chosen):
+        network, opt_state, in_a_row = carry
+        part = _take((sample, targets, memory), chosen)
+        (value, parts), grads = jax.value_and_grad(total, has_aux=True)(network, *part)
+        norm = optax.global_norm(grads)
+        finite = jnp.isfinite(value) & jnp.isfinite(norm)
+        stepped = _adam_step(network, opt_state, grads, norm, learning_rate, config)
+        network, opt_state = _choose(finite & warm, stepped, (network, opt_state))
+        in_a_row = jnp.where(finite, 0, in_a_row + 1)
+        return (network, opt_state, in_a_row), (parts | {"grad_norm": norm}, finite, in_a_row)
+
+    order = _order(jax.random.fold_in(state.key, 2 * state.iteration + 1), n, config)
+    carry = (state.network, state.opt_state, state.skipped_in_a_row)
+    (network, opt_state, in_a_row), (parts, finite, worst) = jax.lax.scan(
+        minibatch, carry, order, length=config.epochs * config.minibatches
+    )
+    metrics = {name: _mean_where(finite, x) for name, x in parts.items()}
+    metrics |= {
+        "entropy": gaussian.entropy(network.actor.log_std),
+        "log_std": network.actor.log_std.mean(),
+        "skipped": (~finite).sum(),
+        "skipped_in_a_row": worst.max(),
+        "steps": jnp.array(config.n_steps * config.n_envs),
+    }
+    state = state._replace(
+        iteration=state.iteration + 1,
+        network=network,
+        opt_state=opt_state,
+        moments=moments,
+        skipped_in_a_row=in_a_row,
+    )
+    return state, metrics
+
+
+def _arrange(experience: Experience, moments: Moments, targets: PyTree, config: LearnerConfig):
+    """[T, B, …] → [L, N, …]: segments for an LSTM, with the memory [N, H] at their start; else single steps."""
+    seen, batch = experience.rollout, experience.rollout.batch
+    recurrent = seen.memory is not None
+    length = config.segment if recurrent else 1
+
+    def segments(x):
+        x = x.reshape(config.n_steps // length, length, *x.shape[1:])  # [S, L, B, …]
+        return x.swapaxes(0, 1).reshape(length, -1, *x.shape[3:])  # [L, S·B, …]
+
+    context = (seen.prev_action, seen.prev_reward, seen.first) if recurrent else None
+    obs = normalize.normalize(moments, batch.obs)
+    sample = Sample(obs, batch.action, batch.log_prob, context)
+    memory = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), seen.memory)  # [S, B, H] → [S·B, H]
+    return *jax.tree.map(segments, (sample, targets)), memory
+
+
+def _order(key: Key, n: int, config: LearnerConfig) -> Array | None:
+    """Shuffled indices of each minibatch, [epochs·minibatches, n/minibatches]; None: always the whole batch."""
+    if config.minibatches == 1:
+        return None
+    keys = jax.random.split(key, config.epochs)
+    order = jax.vmap(lambda k: jnp.argsort(jax.random.bits(k, (n,))))(keys)  # [epochs, n]
+    return order.reshape(config.epochs * config.minibatches, n // config.minibatches)
+
+
+def _take(data: tuple[Sample, PyTree, PyTree], chosen: Array | None):
+    if chosen is None:
+        return data
+    sample, targets, memory = data
+    sample, targets = jax.tree.map(lambda x: x.at[:, chosen].get(mode="promise_in_bounds"), (sample, targets))
+    return sample, targets, jax.tree.map(lambda x: x[chosen], memory)
+
+
+def _adam(config: LearnerConfig) -> optax.GradientTransformation:
+    return optax.scale_by_adam(eps=config.adam_eps)
+
+
+def _adam_step(network, opt_state, grads, norm, learning_rate, config: LearnerConfig):
+    """Adam on gradients whose norm is clipped as PyTorch clips it: g·min(1, max/(‖g‖ + 1e-6))."""
+    scale = jnp.minimum(1.0, config.max_grad_norm / (norm + 1e-6))
+    grads = jax.tree.map(lambda g: g * scale, grads)
+    updates, opt_state = _adam(config).update(grads, opt_state)
+    return jax.tree.map(lambda p, u: p - learning_rate * u, network, updates), opt_state
+
+
+def _mean_where(mask: Array, x: Array) -> Array:
+    """Mean over the leading axis of the entries in `mask`, 0 if there is none."""
+    kept = jnp.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, 0.0)
+    return kept.sum(0) / jnp.maximum(mask.sum(), 1)
+
+
+def _all_finite(tree: PyTree) -> Array:
+    return jnp.all(jnp.array([jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]))
+
+
+def _choose(flag: Array, new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(lambda a, b: jnp.where(flag, a, b), new, old)

@@ -1,0 +1,110 @@
+"""Presets: configurations as data.
+
+`paper` is the released configuration (SPEC §3), network and all. `fast` is the default: small networks, more environments,
+minibatches, the baseline p(s) on and λ capped, for a laptop as for a GPU.
+"""
+
+import dataclasses
+from typing import Any
+
+from tqpo.algorithms import ALGORITHMS, ppo, ppo_lag, qcpo, tqpo
+from tqpo.algorithms.dual import DualConfig
+from tqpo.algorithms.learner import LearnerConfig
+from tqpo.algorithms.settings import Constraint, replace
+from tqpo.errors import UnknownNameError
+from tqpo.multiplier import Tilt
+from tqpo.networks import NetworkSpec
+from tqpo.schedule import ThreeTimescales
+
+MEAN = (Constraint(kind="mean"),)
+
+PAPER_LEARNER = LearnerConfig(
+    network=NetworkSpec(kind="lstm", hidden=(512, 512), init="torch"),
+    n_envs=12,
+    n_steps=1000,
+    epochs=8,
+    minibatches=1,
+    segment=100,
+    bootstrap_timeouts=False,  # a time-out is treated as the end of the return
+    discount=0.99,
+    gae_lambda=0.97,
+    cost_discount=0.99,
+    cost_gae_lambda=0.97,
+    clip=0.1,
+    learning_rate=1e-4,
+    adam_eps=1e-8,
+    max_grad_norm=1.0,  # the class default; the released repository lacks its configuration file (QCPO's says 1e4)
+    value_coef=1.0,
+    cost_value_coef=0.5,
+)
+PAPER_DUAL = DualConfig(initial_multiplier=0.5, gain=0.1, cost_scale=10.0, delta=0.1, alpha=1.0)
+PAPER_DUAL_QCPO = dataclasses.replace(PAPER_DUAL, initial_multiplier=0.0, tilt=Tilt.NONE, max_step=float("inf"))
+
+FAST_LEARNER = LearnerConfig(
+    network=NetworkSpec(kind="mlp", hidden=(128, 128)),
+    n_envs=48,
+    n_steps=500,
+    epochs=4,
+    minibatches=4,
+    clip=0.2,
+    learning_rate=3e-4,
+    adam_eps=1e-5,
+)
+FAST_DUAL = dataclasses.replace(PAPER_DUAL, max_multiplier=3.0)
+FAST_DUAL_QCPO = dataclasses.replace(PAPER_DUAL_QCPO, max_multiplier=3.0)
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "ppo": ppo.Config(learner=PAPER_LEARNER),
+        "ppo-lag": ppo_lag.Config(learner=PAPER_LEARNER, constraints=MEAN, dual=PAPER_DUAL_QCPO),
+        "qcpo": qcpo.Config(learner=PAPER_LEARNER, dual=PAPER_DUAL_QCPO),
+        "tqpo": tqpo.Config(learner=PAPER_LEARNER, dual=PAPER_DUAL, step_window=100_000),
+    },
+    "fast": {
+        "ppo": ppo.Config(learner=FAST_LEARNER),
+        "ppo-lag": ppo_lag.Config(learner=FAST_LEARNER, constraints=MEAN, dual=FAST_DUAL_QCPO),
+        "qcpo": qcpo.Config(learner=FAST_LEARNER, dual=FAST_DUAL_QCPO),
+        "tqpo": tqpo.Config(
+            learner=FAST_LEARNER,
+            dual=FAST_DUAL,
+            baseline="separate",
+            step_window=10_000,  # of 100 episodes' 100,000 steps, every tenth: q̂ is a sort in every iteration
+            step_stride=10,
+        ),
+    },
+}
+
+# SPEC §3: what each variant changes.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qcpo-tilt": ("qcpo", {"tilt": Tilt.ADAPTIVE}),
+    "tqpo-no-tilt": ("tqpo", {"tilt": Tilt.NONE}),
+    "tqpo-fixed-tilt": ("tqpo", {"tilt": Tilt.FIXED}),
+    "tqpo-released-tilt": ("tqpo", {"tilt": Tilt.RELEASED}),
+    "tqpo-baseline": ("tqpo", {"baseline": "separate"}),
+    "tqpo-no-baseline": ("tqpo", {"baseline": "none"}),
+}
+
+
+def preset(name: str = "fast", algorithm: str = "tqpo", **changes: Any) -> Any:
+    """The config of an algorithm or variant, with settings changed by name (`settings.replace`)."""
+    if name not in PRESETS:
+        raise UnknownNameError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+    base, variant = VARIANTS.get(algorithm, (algorithm, {}))
+    if base not in PRESETS[name]:
+        known = ", ".join([*ALGORITHMS, *VARIANTS])
+        raise UnknownNameError(f"no algorithm {algorithm!r}; there are {known}")
+    return replace(PRESETS[name][base], **(variant | changes))
+
+
+def scheduled(config: Any, steps: ThreeTimescales) -> Any:
+    """The config with α_k, β_k, η_k of the convergence proof (Assumption 3, which `ThreeTimescales` checks)."""
+    changes = {
+        "alpha": steps.alpha,
+        "learning_rate": steps.beta,
+        "gain": steps.eta,
+        "alpha_exponent": steps.alpha_exponent,
+        "learning_rate_exponent": steps.beta_exponent,
+        "gain_exponent": steps.eta_exponent,
+        "decay_offset": steps.offset,
+    }
+    return replace(config, **changes)

@@ -1,0 +1,406 @@
+"""The MuJoCo twin of every task: the same state in and out, stepped by the `mujoco` package (3.3 to 4.0).
+
+It is the judge of the JAX tasks, so reward, cost, goal test, lidar and sensors are written here once more, in plain NumPy and from
+MuJoCo's own contact list and sensors. It shares with them only `TaskConfig` and the drawing of layouts and goals: the same key
+gives the same layout, and the same state the same next goal.
+"""
+
+import ctypes
+import math
+import os
+import sys
+from functools import cached_property, lru_cache, partial
+
+import jax
+import numpy as np
+from jax import lax
+
+from tqpo.envs import layout as layouts
+from tqpo.envs.config import TaskConfig
+from tqpo.envs.layout import Layout
+from tqpo.envs.task import State
+from tqpo.errors import RenderError
+from tqpo.physics.contact import Softness
+from tqpo.physics.movable import Boxes
+from tqpo.types import Key, Step
+
+
+def choose_gl() -> None:
+    """Without a display MuJoCo's default (GLFW) cannot draw; EGL can. MuJoCo reads the variable when it is imported."""
+    if sys.platform != "linux" or os.environ.get("DISPLAY") or "MUJOCO_GL" in os.environ:
+        return
+    try:
+        ctypes.CDLL("libEGL.so.1")
+    except OSError:
+        return
+    os.environ["MUJOCO_GL"] = "egl"
+
+
+choose_gl()
+import mujoco  # noqa: E402
+
+COLOURS = {  # rgba, as in Safety Gym
+    "robot": "0.85 0.2 0.2 1",
+    "goal": "0.2 0.75 0.35 0.5",
+    "goal_button": "0.2 0.75 0.35 1",
+    "hazard": "0.25 0.4 0.95 0.35",
+    "button": "1 0.6 0.15 1",
+    "gremlin": "0.55 0.25 0.8 1",
+}
+
+
+def model_xml(config: TaskConfig) -> str:
+    """Safety Gym's point robot and world. Places are written later: `MujocoTask` moves bodies without recompiling."""
+    robot, box = config.robot, config.box
+    limit, radius = robot.force_limit, robot.sphere_radius
+    flat = 'contype="0" conaffinity="0" type="cylinder"'
+
+    def soft(softness: Softness) -> str:
+        limits = f"{softness.impedance_min} {softness.impedance_max} {softness.width} 0.5 2"
+        return f'solref="{softness.timeconst} {softness.dampratio}" solimp="{limits}"'
+
+    def friction(values: tuple[float, ...]) -> str:
+        return f'friction="{" ".join(map(str, values))}"'
+
+    def disc(name: str, size: float, colour: str) -> str:
+        return f'<body name="{name}"><geom {flat} size="{size} 0.01" rgba="{COLOURS[colour]}"/></body>'
+
+    bodies = [disc(f"hazard{i}", config.hazard_radius, "hazard") for i in range(config.hazards)]
+    if config.goal == "area":
+        bodies.append(disc("goal", config.goal_radius, "goal"))
+    bodies += [
+        f'<body name="button{i}"><geom name="button{i}" type="sphere" size="{config.button_radius}" '
+        f'rgba="{COLOURS["button"]}"/></body>'
+        for i in range(config.buttons)
+    ]
+    bodies += [
+        f'<body name="gremlin{i}" pos="0 0 {box.half_size}"><freejoint/><geom name="gremlin{i}" type="box" '
+        f'size="{box.half_size} {box.half_size} {box.half_size}" density="{box.density}" '
+        f'{friction(box.friction)} {soft(box.contact)} rgba="{COLOURS["gremlin"]}"/></body>'
+        f'<body name="gremlin{i}_mocap" mocap="true"><geom type="box" size="0.02 0.02 0.02" contype="0" conaffinity="0" '
+        f'rgba="{COLOURS["gremlin"]}"/></body>'
+        for i in range(config.gremlins)
+    ]
+    welds = [f'<weld body1="gremlin{i}_mocap" body2="gremlin{i}" {soft(box.weld)}/>' for i in range(config.gremlins)]
+    side = 2.0 * config.extents
+    return f"""
+<mujoco model="tqpo">
+  <option timestep="{robot.timestep}" gravity="0 0 {-box.gravity}"/>
+  <visual>
+    <global offwidth="1920" offheight="1080"/>
+    <headlight ambient="0.35 0.35 0.35" diffuse="0.35 0.35 0.35" specular="0 0 0"/>
+    <quality shadowsize="4096"/>
+  </visual>
+  <default>
+    <geom condim="6" density="{robot.density}" {friction(robot.other_friction)} {soft(robot.softness)}/>
+    <motor ctrlrange="-1 1" forcerange="{-limit} {limit}"/>
+    <velocity ctrlrange="-1 1" forcerange="{-limit} {limit}"/>
+  </default>
+  <asset>
+    <texture name="sky" type="skybox" builtin="gradient" rgb1="0.95 0.97 1" rgb2="0.75 0.82 0.9" width="64" height="64"/>
+    <texture name="floor" type="2d" builtin="checker" rgb1="0.93 0.93 0.95" rgb2="0.87 0.88 0.91" width="256" height="256"/>
+    <material name="floor" texture="floor" texrepeat="2 2" texuniform="true"/>
+  </asset>
+  <worldbody>
+    <light pos="{-side} {-side} {2 * side}" dir="1 1 -2" directional="true" diffuse="0.5 0.5 0.5"/>
+    <camera name="view" pos="0 {-1.05 * side} {1.15 * side}" xyaxes="1 0 0 0 0.74 0.67"/>
+    <geom name="floor" type="plane" size="{side} {side} 0.1" material="floor"/>
+    <body name="robot" pos="0 0 {robot.z_height}">
+      <joint name="x" type="slide" axis="1 0 0" damping="{robot.damping_linear}"/>
+      <joint name="y" type="slide" axis="0 1 0" damping="{robot.damping_linear}"/>
+      <joint name="z" type="hinge" axis="0 0 1" damping="{robot.damping_angular}"/>
+      <geom name="robot" type="sphere" size="{radius}" {friction(robot.sphere_friction)} rgba="{COLOURS["robot"]}"/>
+      <geom name="pointarrow" type="box" pos="{robot.box_offset} 0 0" rgba="{COLOURS["robot"]}"
+            size="{robot.box_half} {robot.box_half} {robot.box_half}"/>
+      <site name="robot"/>
+    </body>
+    {"".join(bodies)}
+  </worldbody>
+  <equality>{"".join(welds)}</equality>
+  <sensor>
+    <accelerometer name="accelerometer" site="robot"/>
+    <gyro name="gyro" site="robot"/>
+    <magnetometer name="magnetometer" site="robot"/>
+    <velocimeter name="velocimeter" site="robot"/>
+  </sensor>
+  <actuator>
+    <motor name="x" site="robot" gear="{robot.gear} 0 0 0 0 0"/>
+    <velocity name="z" joint="z" gear="{robot.gear}" kv="1"/>
+  </actuator>
+</mujoco>"""
+
+
+@lru_cache(maxsize=64)
+def drawing(config: TaskConfig):
+    """Compiled functions that the twin shares with the JAX task: a layout, and the next goal area or button."""
+
+    def goal(key, robot, hazards, buttons, centres):
+        obstacles = layouts.goal_obstacles(config, robot, hazards, buttons, centres)
+        return layouts.draw_goal(key, config, *obstacles, True)
+
+    def button(key):
+        return jax.random.randint(key, (), 0, config.buttons)
+
+    def advance(key, times):
+        """The key of the state after so many steps more, and the one that its last step draws from."""
+        start = jax.random.split(key)
+        return lax.fori_loop(1, times, lambda _, pair: jax.random.split(pair[0]), start)
+
+    return jax.jit(partial(layouts.sample, config=config)), jax.jit(goal), jax.jit(button), jax.jit(advance)
+
+
+def lidar(pose: np.ndarray, objects: np.ndarray, bins: int, max_range: float) -> np.ndarray:
+    """Safety Gym's pseudo-lidar, object by object."""
+    out = np.zeros(bins)
+    cos, sin = math.cos(pose[2]), math.sin(pose[2])
+    for x, y in objects:
+        dx, dy = x - pose[0], y - pose[1]
+        ahead, left = cos * dx + sin * dy, cos * dy - sin * dx
+        closeness = max(0.0, max_range - math.hypot(ahead, left)) / max_range
+        turn = math.atan2(left, ahead) % (2.0 * math.pi) / (2.0 * math.pi / bins)
+        own = min(int(turn), bins - 1)
+        fraction = turn - own
+        after, before = (own + 1) % bins, (own - 1) % bins
+        out[own] = max(out[own], closeness)
+        out[after] = max(out[after], fraction * closeness)
+        out[before] = max(out[before], (1.0 - fraction) * closeness)
+    return out
+
+
+class MujocoTask:
+    """One copy of a task in MuJoCo; it holds its state. `converged=True` iterates MuJoCo's solver to the last digits."""
+
+    def __init__(self, config: TaskConfig, *, converged: bool = False) -> None:
+        layouts.check_room(config)
+        self.config = config
+        self.model = mujoco.MjModel.from_xml_string(model_xml(config))
+        if converged:  # MuJoCo's default tolerance of 1e-8 stops early
+            self.model.opt.tolerance = 0.0
+            self.model.opt.ls_tolerance = 1e-12
+            self.model.opt.iterations = self.model.opt.ls_iterations = 200
+        self.data = mujoco.MjData(self.model)
+        self.cost_names = ("cost", *config.sources)
+        self._layout, self._draw_goal, self._draw_button, self._advance = drawing(config)
+        self._parts = tuple(config.observation)
+        self._body = {self.model.body(i).name: i for i in range(self.model.nbody)}
+        geom = {self.model.geom(i).name: i for i in range(self.model.ngeom)}
+        self._robot_geoms = {geom["robot"], geom["pointarrow"]}
+        self._button_geoms = [geom[f"button{i}"] for i in range(config.buttons)]
+        self._gremlin_geoms = [geom[f"gremlin{i}"] for i in range(config.gremlins)]
+        self._sensor = {
+            name: slice(self.model.sensor(name).adr[0], self.model.sensor(name).adr[0] + 3)
+            for name in ("accelerometer", "gyro", "magnetometer", "velocimeter")
+        }
+
+    def reset(self, key: Key) -> np.ndarray:
+        """A fresh episode, the same as `Task.reset` gives for this key; its first observation."""
+        key_layout, key_state = jax.random.split(key)
+        return self.start(self._layout(key_layout), key_state)
+
+    def start(self, layout: Layout, key: Key) -> np.ndarray:
+        """An episode from this layout; its first observation."""
+        robot, goal, gremlins = (np.asarray(x, float) for x in (layout.robot, layout.goal, layout.gremlins))
+        half, zero = gremlins[:, 2] / 2.0, np.zeros(len(gremlins))
+        height = np.full_like(half, self.config.box.half_size)
+        boxes = Boxes(
+            pos=np.stack([gremlins[:, 0], gremlins[:, 1], height], axis=1),
+            quat=np.stack([np.cos(half), zero, zero, np.sin(half)], axis=1),
+            vel=np.zeros((len(gremlins), 6)),
+        )
+        self.set_state(
+            State(
+                key=key,
+                pose=robot,
+                velocity=np.zeros(3),
+                acceleration=np.zeros(3),
+                hazards=layout.hazards,
+                buttons=layout.buttons,
+                goal=goal,
+                goal_button=layout.goal_button,
+                gremlins=gremlins,
+                boxes=boxes,
+                touching=np.array(False),
+                timer=0,
+                distance=math.dist(goal, robot[:2]),
+                cost=0.0,
+                steps=0,
+            )  # type: ignore[arg-type]
+        )
+        mujoco.mj_forward(self.model, self.data)
+        return self.observe()
+
+    def set_state(self, state: State) -> None:
+        """Continue from here. What follows depends on the state alone: solver warm starts are forgotten."""
+        data, config = self.data, self.config
+        mujoco.mj_resetData(self.model, data)
+        places = jax.tree.map(partial(np.array, dtype=float), (state.hazards, state.buttons, state.gremlins))
+        self.hazards, self.buttons, self.gremlins = places
+        self._key, self._key_age = state.key, 0
+        self.goal_button = int(state.goal_button)
+        self.timer, self.steps = int(state.timer), int(state.steps)
+        self.distance, self.last_cost = float(state.distance), float(state.cost)
+        self.touching = bool(state.touching)
+        data.time = self.steps * config.step_duration
+        data.qpos[:3], data.qvel[:3], data.qacc[:3] = state.pose, state.velocity, state.acceleration
+        data.qpos[3:] = np.concatenate([state.boxes.pos, state.boxes.quat], axis=1).ravel()
+        data.qvel[3:] = np.asarray(state.boxes.vel).ravel()
+        self._place("hazard", self.hazards, 0.01)
+        self._place("button", self.buttons, config.button_radius)
+        for i, (x, y, yaw) in enumerate(self.gremlins):  # where the weld holds the box, seen from its moving target
+            held = self.model.eq_data[i]
+            held[3:6] = x, y, config.box.half_size
+            held[6:10] = math.cos(yaw / 2.0), 0.0, 0.0, math.sin(yaw / 2.0)
+        self._set_goal(np.array(state.goal, dtype=float))
+
+    def get_state(self) -> State:
+        self._renew_key()
+        qpos, qvel = self.data.qpos.copy(), self.data.qvel.copy()
+        free = qpos[3:].reshape(-1, 7)
+        return State(
+            key=self._key,
+            pose=qpos[:3],
+            velocity=qvel[:3],
+            acceleration=self.data.qacc[:3].copy(),
+            hazards=self.hazards.copy(),
+            buttons=self.buttons.copy(),
+            goal=self.goal.copy(),
+            goal_button=np.array(self.goal_button),
+            gremlins=self.gremlins.copy(),
+            boxes=Boxes(free[:, :3], free[:, 3:], qvel[3:].reshape(-1, 6)),
+            touching=np.array(self.touching),
+            timer=np.array(self.timer),
+            distance=np.array(self.distance),
+            cost=np.array(self.last_cost),
+            steps=np.array(self.steps),
+        )  # type: ignore[arg-type]
+
+    def step(self, action: np.ndarray) -> Step:
+        """One step in the engine's order."""
+        config = self.config
+        self.data.ctrl[:] = np.clip(action, -1.0, 1.0)
+        for _ in range(config.robot.substeps):
+            self._move_targets()
+            mujoco.mj_step(self.model, self.data)
+        mujoco.mj_forward(self.model, self.data)
+
+        touched = self._touched()
+        distance = math.dist(self.goal, self.data.qpos[:2])
+        reward = float(np.clip(self.distance - distance, -config.reward_clip, config.reward_clip))
+        self.distance = distance
+        self.touching = bool(touched & set(self._gremlin_geoms))
+        cost = self._cost(touched)
+        self.last_cost = cost[0]
+        self.timer = max(0, self.timer - 1)
+        self.steps += 1
+        reached = self._goal_met(touched)
+        if reached:
+            reward += config.reward_goal
+            self.timer = config.button_timer
+        stuck = not self._next_goal(reached)
+        return Step(self.observe(), reward, cost, stuck, self.steps >= config.max_steps)  # type: ignore[arg-type]
+
+    def observe(self) -> np.ndarray:
+        config, pose = self.config, self.data.qpos[:3]
+        parts = {name: self.data.sensordata[where] for name, where in self._sensor.items()}
+        objects = {"goal": self.goal[None], "hazards": self.hazards, "buttons": self.buttons}
+        objects["gremlins"] = self.data.qpos[3:].reshape(-1, 7)[:, :2]
+        for name in ("goal", *self.cost_names[1:]):
+            hidden = name == "buttons" and self.timer > 0
+            seen = objects[name][:0] if hidden else objects[name]
+            parts[f"{name}_lidar"] = lidar(pose, seen, config.lidar_bins, config.lidar_range)
+        parts["previous_cost"] = np.array([self.last_cost])
+        return np.concatenate([parts[name] for name in self._parts])
+
+    @cached_property
+    def _renderer(self):
+        try:
+            return mujoco.Renderer(self.model, 480, 640)
+        except Exception as error:  # each GL platform fails with a type of its own
+            raise RenderError(
+                f"MuJoCo cannot draw here (MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r}): {error}. Set MUJOCO_GL to egl, "
+                "osmesa or glfw before Python starts, or use the drawing from above, which needs no OpenGL"
+            ) from error
+
+    def render(self) -> np.ndarray:
+        """The 3-D view, uint8 [480, 640, 3]. Needs OpenGL."""
+        for i, geom in enumerate(self._button_geoms):
+            colour = "goal_button" if i == self.goal_button else "button"
+            self.model.geom_rgba[geom] = [float(x) for x in COLOURS[colour].split()]
+        renderer = self._renderer
+        mujoco.mj_forward(self.model, self.data)
+        renderer.update_scene(self.data, camera="view")
+        return renderer.render()
+
+    def close(self) -> None:
+        if "_renderer" in self.__dict__:
+            self.__dict__.pop("_renderer").close()
+
+    def _place(self, name: str, places: np.ndarray, height: float) -> None:
+        for i, (x, y) in enumerate(places):
+            self.model.body_pos[self._body[f"{name}{i}"]] = x, y, height
+
+    def _set_goal(self, goal: np.ndarray) -> None:
+        self.goal = goal
+        if self.config.goal == "area":
+            self.model.body_pos[self._body["goal"]] = *goal, 0.01
+
+    def _move_targets(self) -> None:
+        if self.config.gremlins:
+            travel, t = self.config.gremlin_travel, self.data.time
+            self.data.mocap_pos[:] = math.sin(t) * travel, math.cos(t) * travel, self.config.box.half_size
+
+    def _touched(self) -> set[int]:
+        """Geoms in contact with the robot's sphere or arrow."""
+        touched = set()
+        for first, second in self.data.contact.geom.tolist():
+            if first in self._robot_geoms:
+                touched.add(second)
+            elif second in self._robot_geoms:
+                touched.add(first)
+        return touched
+
+    def _cost(self, touched: set[int]) -> np.ndarray:
+        """[1 + sources]: whether anything is violated, then which."""
+        x, y = self.data.qpos[:2]
+        wrong = {geom for i, geom in enumerate(self._button_geoms) if i != self.goal_button}
+        violated = {
+            "hazards": any(math.dist((x, y), place) <= self.config.hazard_radius for place in self.hazards),
+            "buttons": bool(touched & wrong) and self.timer == 0,
+            "gremlins": self.touching,
+        }
+        flags = [violated[name] for name in self.cost_names[1:]]
+        return np.array([any(flags), *flags], dtype=float)
+
+    def _goal_met(self, touched: set[int]) -> bool:
+        if self.config.goal == "area":
+            return self.distance <= self.config.goal_radius
+        return self._button_geoms[self.goal_button] in touched
+
+    def _next_goal(self, reached: bool) -> bool:
+        """Sets the next goal if one was reached; false where it found no room."""
+        config = self.config
+        swaps = config.goal == "button" and config.next_button == "swap"
+        self._key_age += not swaps  # every step splits the key; done when it is needed
+        if not reached:
+            return True
+        if swaps:
+            self.goal_button = 1 - self.goal_button
+        elif config.goal == "button":
+            self.goal_button = int(self._draw_button(self._renew_key()))
+        else:
+            places = self.data.qpos[:3], self.hazards, self.buttons, self.gremlins[:, :2]
+            goal, found = self._draw_goal(self._renew_key(), *places)
+            if not found:
+                return False
+            self._set_goal(np.asarray(goal, float))
+        if config.goal == "button":
+            self.goal = self.buttons[self.goal_button]
+        self.distance = math.dist(self.goal, self.data.qpos[:2])
+        return True
+
+    def _renew_key(self) -> Key | None:
+        """Brings the key up to date; returns the one that the last step draws from."""
+        if not self._key_age:
+            return None
+        (self._key, draw), self._key_age = self._advance(self._key, self._key_age), 0
+        return draw

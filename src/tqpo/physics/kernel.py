@@ -1,0 +1,148 @@
+"""The environment steps of `drive.py` and `push.py` as GPU kernels: everything in registers for ten physics steps.
+
+The functions are those of `planar.py` and `movable.py`; the kernels only load, loop and store. `drive` and `weld` give a thread to
+each robot or box. `pair` gives a warp to each environment, its lanes to the contact slots, and leaves at once where the robot is
+far from every box. Written with Pallas for its Triton backend.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from tqpo.physics import planar
+from tqpo.physics.drive import Motion
+from tqpo.physics.movable import Body, BoxModel
+from tqpo.physics.planar import PlanarRobot
+from tqpo.physics.push import Boxes, BoxMotion, Circle, nearest, solve_pair, solve_weld
+from tqpo.types import Array
+
+WARP = 32
+INTERPRET = False  # tests set it to run the kernels without a GPU
+WHOLE = pl.BlockSpec(memory_space=pl.ANY)
+
+
+def block_size(n: int) -> int:
+    """Few rows: one warp a block, to spread over the chip. Many: four."""
+    return WARP if n <= 32_768 else 4 * WARP
+
+
+def by_thread(function, inputs: list[Array], widths: list[int], name: str) -> list[Array]:
+    """Runs `function(*columns) -> columns` with a thread per row: inputs [N, C], outputs [N, width]."""
+    n = inputs[0].shape[0]
+    block = block_size(n)
+
+    def body(*refs):
+        rows = pl.program_id(0) * block + jnp.arange(block)
+        inside = rows < n
+        columns = [
+            tuple(plt.load(ref.at[rows, i], mask=inside, other=0.0) for i in range(x.shape[1]))
+            for ref, x in zip(refs, inputs, strict=False)
+        ]
+        for ref, values in zip(refs[len(inputs) :], function(*columns), strict=True):
+            for i, value in enumerate(values):
+                plt.store(ref.at[rows, i], value, mask=inside)
+
+    call = pl.pallas_call(
+        body,
+        out_shape=[jax.ShapeDtypeStruct((n, width), inputs[0].dtype) for width in widths],
+        grid=(pl.cdiv(n, block),),
+        in_specs=[WHOLE] * len(inputs),
+        out_specs=[WHOLE] * len(widths),
+        compiler_params=plt.CompilerParams(num_warps=block // WARP, num_stages=1),
+        interpret=INTERPRET,
+        name=name,
+    )
+    return call(*inputs)
+
+
+def drive_pallas(robot: PlanarRobot, radius: float, pose: Array, velocity: Array, control: Array, spheres: Array):
+    """A flat batch: pose [N, 3], velocity [N, 3], control [N, 2], spheres [N, K, 2] → `Motion` of [N, 3]."""
+    n, count = spheres.shape[:2]
+
+    def function(pose, velocity, control, places=()):
+        points = [(places[2 * k], places[2 * k + 1]) for k in range(count)]
+
+        def one(_, state):
+            return planar.physics_step(robot, *state, control, points, radius)
+
+        state = jax.lax.fori_loop(0, robot.substeps, one, (pose, velocity))
+        return *state, planar.acceleration(robot, *state, control, points, radius)
+
+    inputs = [pose, velocity, control.astype(pose.dtype)] + ([spheres.reshape(n, 2 * count)] if count else [])
+    return Motion(*by_thread(function, inputs, [3, 3, 3], "drive"))
+
+
+def weld_pallas(
+    robot: PlanarRobot, model: BoxModel, travel: float, boxes: Boxes, gremlins: Array, time: Array
+) -> Boxes:
+    """Boxes [N, G, …] that touch nothing."""
+    n, g = gremlins.shape[:2]
+
+    def function(pos, quat, vel, gremlin, time):
+        body = Body(pos, quat, vel[:3], vel[3:])
+        moved = solve_weld(robot, model, travel, body, Circle(gremlin[:2], gremlin[2], time[0]))
+        return moved.pos, moved.quat, (*moved.vel, *moved.spin)
+
+    times = jnp.broadcast_to(time[:, None], (n, g))
+    inputs = [x.reshape(n * g, -1) for x in (*boxes, gremlins, times)]
+    out = by_thread(function, inputs, [3, 4, 6], "weld")
+    return Boxes(*(x.reshape(n, g, -1) for x in out))
+
+
+def pair_body(robot: PlanarRobot, model: BoxModel, travel: float, near, index, *refs) -> None:
+    """Ten inputs, then the seven outputs, which hold the uncoupled motion until they are overwritten here."""
+    pose, velocity, control, pos, quat, vel, gremlins, time = refs[:8]
+    out_pose, out_velocity, out_accel, out_pos, out_quat, out_vel, out_touching = refs[-7:]
+    row = pl.program_id(0)
+
+    @pl.when(plt.load(near.at[row]) != 0)
+    def _():
+        box = plt.load(index.at[row])
+
+        def scalars(ref, count, *where):
+            return tuple(jnp.full((1, 1), plt.load(ref.at[(row, *where, i)])) for i in range(count))
+
+        body = Body(
+            scalars(pos, 3, box), scalars(quat, 4, box), *(scalars(vel, 6, box)[s] for s in (slice(3), slice(3, 6)))
+        )
+        gremlin = scalars(gremlins, 3, box)
+        circle = Circle(gremlin[:2], gremlin[2], jnp.full((1, 1), plt.load(time.at[row])))
+        pair = solve_pair(
+            robot, model, travel, scalars(pose, 3), scalars(velocity, 3), scalars(control, 2), body, circle
+        )
+        robot_parts = ((out_pose, pair.pose), (out_velocity, pair.velocity), (out_accel, pair.acceleration))
+        for ref, values in robot_parts:
+            for i, value in enumerate(values):
+                plt.store(ref.at[row, i], jnp.sum(value))
+        moved = pair.body
+        for ref, values in ((out_pos, moved.pos), (out_quat, moved.quat), (out_vel, (*moved.vel, *moved.spin))):
+            for i, value in enumerate(values):
+                plt.store(ref.at[row, box, i], jnp.sum(value))
+        plt.store(out_touching.at[row], jnp.sum(jnp.where(pair.touching, 1, 0)))
+
+
+def push_pallas(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity, control, boxes, gremlins, time):
+    """A flat batch, as `push.push_xla`."""
+    n = pose.shape[0]
+    dtype = pose.dtype
+    free = drive_pallas(robot, 0.0, pose, velocity, control, jnp.zeros((n, 0, 2), dtype))
+    welded = weld_pallas(robot, model, travel, boxes, gremlins, time)
+    index, near = nearest(robot, model, travel, pose, velocity, boxes, gremlins, time)
+    inputs = (near.astype(jnp.int32), index.astype(jnp.int32), pose, velocity, control, *boxes, gremlins, time)
+    results = (*free, *welded, jnp.zeros(n, jnp.int32))
+    call = pl.pallas_call(
+        partial(pair_body, robot, model, travel),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
+        grid=(n,),
+        in_specs=[WHOLE] * (len(inputs) + len(results)),
+        out_specs=[WHOLE] * len(results),
+        input_output_aliases={len(inputs) + i: i for i in range(len(results))},
+        compiler_params=plt.CompilerParams(num_warps=1, num_stages=1),
+        interpret=INTERPRET,
+        name="pair",
+    )
+    *motion, pos, quat, vel, touching = call(*inputs, *results)
+    return BoxMotion(*motion, Boxes(pos, quat, vel), touching > 0)
