@@ -58,6 +58,13 @@ def test_the_tilt_delays_the_first_safe_policy(numbers):
     assert numbers["tilt"]["adaptive"]["first_safe_after"] > numbers["tilt"]["none"]["first_safe_after"]
 
 
+def test_the_way_back_is_faster_only_while_the_window_remembers():
+    """A slower policy stays over-cautious for longer than 100 iterations; 400 quantiles outlast it."""
+    plain, short, long = convergence.sweep(betas=(0.02,))
+    assert max(short["overshoot"], long["overshoot"]) < 0.2 * plain["overshoot"]
+    assert short["recovery"] > plain["recovery"] > 2 * long["recovery"]
+
+
 def test_only_a_tilt_that_adapts_keeps_the_safety_asked_for(numbers):
     """A constant pair balances η₊·(rises) against η₋·(falls) away from the limit: paper, ablation, 92 % of 95 %."""
     safety = {kind: numbers["tilt"][kind]["safety"] for kind in ("adaptive", "none", "fixed", "released")}

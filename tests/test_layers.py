@@ -9,14 +9,14 @@ SRC = pathlib.Path(__file__).parent.parent / "src" / "tqpo"
 
 ROWS = [
     {"types", "errors"},
-    {"quantile", "returns", "multiplier", "gaussian", "normalize", "schedule", "weibull"},
+    {"quantile", "returns", "multiplier", "gaussian", "normalize", "schedule", "weibull", "statistics"},
     {"networks"},
     {"physics"},
     {"envs"},
     {"rollout"},
     {"algorithms"},
-    {"train", "evaluate", "store", "provenance"},
-    {"paper", "report", "bench", "parity", "convergence"},
+    {"train", "acting", "evaluate", "store", "provenance"},
+    {"paper", "plots", "video", "report", "bench", "parity", "convergence"},
     {"cli"},
 ]
 ROW_OF = {name: i for i, row in enumerate(ROWS) for name in row}

@@ -35,14 +35,17 @@ def random_steps(env: Task, count: int):
     """A compiled function: `count` steps of a batch of environments under uniformly random actions."""
 
     def run(state, key):
-        def one(state, key):
-            batch = state.steps.shape[0]
+        batch = state.steps.shape[0]
+
+        def one(carry, key):
+            state, used = carry
             action = jax.random.uniform(key, (batch, env.action_size), minval=-1.0, maxval=1.0)
             state, step = jax.vmap(env.step)(state, action)
-            return state, (jnp.sum(step.obs), jnp.sum(step.reward), jnp.sum(step.cost))
+            # Everything a step gives is used, so that nothing of it can be left out.
+            used += step.reward + jnp.sum(step.obs, axis=-1) + jnp.sum(step.cost, axis=-1)
+            return (state, used), None
 
-        state, sums = lax.scan(one, state, jax.random.split(key, count))
-        return state, jax.tree.map(jnp.sum, sums)
+        return lax.scan(one, (state, jnp.zeros(batch)), jax.random.split(key, count))[0]
 
     return jax.jit(run, donate_argnums=0)
 

@@ -20,6 +20,7 @@ Run as `python -m tqpo.convergence --out results/convergence.json --figure docs/
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import pathlib
@@ -117,7 +118,8 @@ PROBLEM = Problem()
 EARLY = 600  # iterations: the rise of λ and its recovery
 # Theorem 2: decaying steps that satisfy Assumption 3, any start.
 THEOREM = Experiment(ThreeTimescales(alpha=0.3, beta=0.3, eta=0.1, offset=50.0), batch=1000, iterations=3000)
-# The tilt: steps and window as in training, and a start at the unsafe optimum of the reward alone.
+# The tilt: gain and window as in training, a start at the unsafe optimum of the reward alone, and a policy just slow
+# enough for λ to overshoot under either rule. `sweep` shows what changes with that speed.
 TILT = Experiment(Constant(), batch=100, iterations=1500)
 
 
@@ -245,6 +247,22 @@ def results(problem: Problem = PROBLEM) -> dict:
     }
 
 
+def sweep(problem: Problem = PROBLEM, betas: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05)) -> list[dict]:
+    """The tilt against the policy's speed β and the window's length.
+
+    λ overshoots less with the tilt at every speed. It comes down sooner only while the window still remembers unsafe
+    quantiles: once all of them lie below the limit, F_q(d) = 1 and η₋ is δ/(1 + δ), a tenth of the untilted rate.
+    """
+    rows = []
+    for beta, (kind, window) in itertools.product(
+        betas, ((Tilt.NONE, 100), (Tilt.ADAPTIVE, 100), (Tilt.ADAPTIVE, 400))
+    ):
+        experiment = dataclasses.replace(TILT, rates=Constant(beta=beta), iterations=2500, window=window)
+        found = describe(problem, *tilted(problem, kind, experiment))
+        rows.append({"beta": beta, "tilt": kind.name.lower(), "window": window, **found})
+    return rows
+
+
 def draw_steps(axis, problem: Problem, multiplier: np.ndarray, colour: str, title: str) -> None:
     """The distribution of what moves λ, the tilted quantile d + η·(q − d), on both sides of the limit."""
     moves = np.diff(multiplier[:, :EARLY], axis=1) * problem.cost_scale / float(TILT.rates(jnp.zeros(()))[2])
@@ -303,7 +321,7 @@ def main() -> None:
     parser.add_argument("--figure", type=pathlib.Path, default=pathlib.Path("docs/images/convergence.png"))
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(results(), indent=2) + "\n")
+    args.out.write_text(json.dumps(results() | {"sweep": sweep()}, indent=2) + "\n")
     figure(args.figure)
 
 

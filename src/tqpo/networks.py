@@ -92,6 +92,14 @@ class Memory(NamedTuple):
     c: Array  # [..., H]
 
 
+class Context(NamedTuple):
+    """What an LSTM sees besides the observations of a sequence."""
+
+    prev_action: Array  # [T, B, A]; 0 where an episode starts
+    prev_reward: Array  # [T, B]; 0 where an episode starts
+    first: Array  # [T, B] bool: an episode starts here
+
+
 class LSTM(eqx.Module):
     """Gates in PyTorch's order i, f, g, o, with its two biases: Adam moves their sum twice as fast as one."""
 
@@ -164,18 +172,16 @@ def act(
     return jnp.tanh(actor.mean(features)), actor.log_std, memory, features
 
 
-def unroll(
-    network: Network, obs: Array, prev_action: Array, prev_reward: Array, first: Array, memory: Memory | None
-) -> Outputs:
-    """Outputs of whole sequences [T, B, …] from the memory at their start; `first` [T, B] resets it.
+def unroll(network: Network, obs: Array, context: Context | None, memory: Memory | None) -> Outputs:
+    """Outputs of whole sequences [T, B, …] from the memory at their start; an MLP needs no context and no memory.
 
     The LSTM's input products are one large product before the loop: only the recurrent one is inside it.
     """
     actor = network.actor
     features = actor.body(obs)
-    if actor.lstm is not None and memory is not None:
-        gates = _gates_in(actor.lstm, features, prev_action, prev_reward)  # [T, B, 4H]
-        keep = 1.0 - first[..., None].astype(gates.dtype)
+    if actor.lstm is not None and context is not None and memory is not None:
+        gates = _gates_in(actor.lstm, features, context.prev_action, context.prev_reward)  # [T, B, 4H]
+        keep = 1.0 - context.first[..., None].astype(gates.dtype)
         features = features + lstm_scan(gates, actor.lstm.weight_rec, keep, memory.h, memory.c)
     mean = jnp.tanh(actor.mean(features))
     return Outputs(mean, actor.log_std, read_heads(network, obs, features))

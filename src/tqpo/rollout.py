@@ -111,9 +111,10 @@ def rollout(
             ).outputs
         onward = Runner(env_state, result.obs, decision.memory, decision.action, result.reward, ended)
         rank = jnp.cumsum(ended) - 1  # the how-manieth of those that end now
-        fresh = jax.tree.map(lambda leaf: leaf[used + rank], pool)
+        fresh_state, fresh_obs = jax.tree.map(lambda leaf: leaf[used + rank], pool)
         restarted = Runner(
-            *fresh,
+            fresh_state,
+            fresh_obs,
             jax.tree.map(jnp.zeros_like, decision.memory),
             jnp.zeros_like(decision.action),
             jnp.zeros_like(result.reward),

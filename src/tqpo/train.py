@@ -68,7 +68,7 @@ class Failure(NamedTuple):
     """All that is needed to see a run fail again: start `state` with `run.config` for `iterations`."""
 
     run: Run
-    index: int  # in its group
+    place: int  # in its group
     state: PyTree  # of this run, before the chunk in which it failed
     iteration: int  # of that state
     iterations: int  # length of that chunk
@@ -81,7 +81,7 @@ class NonFiniteError(TqpoError, ArithmeticError):
     def __init__(self, failures: list[Failure], chunk: Chunk):
         self.failures = failures
         self.chunk = chunk  # the state after it, for those who go on with the other runs
-        names = ", ".join(f"seed {f.run.seed} (run {f.index})" for f in failures)
+        names = ", ".join(f"seed {f.run.seed} (run {f.place})" for f in failures)
         worst = max(int(f.metrics["skipped_in_a_row"].max()) for f in failures)
         super().__init__(
             f"{failures[0].run.algorithm}: {names}: {worst} updates in a row were not finite, within the "

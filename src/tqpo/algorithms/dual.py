@@ -38,7 +38,7 @@ class DualConfig:
     alpha_exponent: float = 0.0
     gain_exponent: float = 0.0
     decay_offset: float = 100.0  # iterations before exponents bite
-    quantile_window: int = static(100)  # past values that F_q(d) is taken over
+    quantile_window: int = static(default=100)  # past values that F_q(d) is taken over
 
 
 class DualState(NamedTuple):
@@ -84,7 +84,7 @@ def step(
     """λ_{k+1} (Eqs. 13–14, 17c). While no episode has finished, or an estimate is not finite, nothing moves."""
     limit = episodes.limits(constraints)
     tracked = track(state.tracked, found.bounded, config, iteration, state.recent.count > 0)
-    usable = (found.count > 0) & jnp.isfinite(tracked)  # [K]
+    usable = (found.n_episodes > 0) & jnp.isfinite(tracked)  # [K]
     push = jax.vmap(quantile.window_push)
     recent = push(state.recent, tracked[:, None], usable[:, None])
     below = multiplier.share_below(recent, limit)

@@ -35,7 +35,7 @@ class Estimates(NamedTuple):
     mean: Array  # [K]
     safety_prob: Array  # [K] Pr[C ≤ d]
     bounded: Array  # [K] the one of the first two that the constraint bounds
-    count: Array  # [] episodes in the window
+    n_episodes: Array  # [] in the window
 
 
 def init(n_envs: int, n_costs: int, window: int) -> Episodes:
@@ -95,7 +95,7 @@ def metrics(
     A batch may finish no episode, and then it has no mean. So a batch reports sums and a count, which add up over any
     stretch of training: Σ return_sum / Σ episodes.
     """
-    count = jnp.maximum(found.count, 1)
+    count = jnp.maximum(found.n_episodes, 1)
     returns_ = jnp.where(quantile.window_mask(episodes.recent)[0], episodes.recent.values[0], 0.0)
     totals = jnp.where(finished.mask[:, None], finished.totals, 0.0)  # [E, 1 + C]
     costs = finished.totals[:, 1 + channels(constraints)]  # [E, K]
@@ -105,7 +105,7 @@ def metrics(
         "episode_cost_mean": found.mean,
         "episode_cost_quantile": found.quantile,
         "safety_prob": found.safety_prob,
-        "window_episodes": found.count,
+        "window_episodes": found.n_episodes,
         "episodes": finished.mask.sum(),
         "return_sum": totals[:, 0].sum(),
         "episode_cost_sum": totals[:, 1:].sum(0),  # [C] every channel of the task

@@ -23,17 +23,17 @@ from tqpo.types import Array, Batch, Env, Key, PyTree
 class LearnerConfig:
     """Batches, networks and PPO."""
 
-    network: NetworkSpec = static(NetworkSpec())
-    n_envs: int = static(64)  # B
-    n_steps: int = static(1000)  # T, per environment and iteration
-    epochs: int = static(4)
-    minibatches: int = static(4)
-    segment: int = static(100)  # steps of back-propagation through time (lstm)
-    episode_window: int = static(100)  # finished episodes that statistics are taken over
-    bootstrap_timeouts: bool = static(True)  # False: a time-out ends the return
-    skip_first: bool = static(True)  # the first batch only feeds the normaliser
-    normalize_advantage: bool = static(False)  # of the reward; λ then weighs against standard deviations
-    matmul_precision: str | None = static("tensorfloat32")  # on a GPU; CPUs have one precision
+    network: NetworkSpec = static(default=NetworkSpec())
+    n_envs: int = static(default=64)  # B
+    n_steps: int = static(default=1000)  # T, per environment and iteration
+    epochs: int = static(default=4)
+    minibatches: int = static(default=4)
+    segment: int = static(default=100)  # steps of back-propagation through time (lstm)
+    episode_window: int = static(default=100)  # finished episodes that statistics are taken over
+    bootstrap_timeouts: bool = static(default=True)  # False: a time-out ends the return
+    skip_first: bool = static(default=True)  # the first batch only feeds the normaliser
+    normalize_advantage: bool = static(default=False)  # of the reward; λ then weighs against standard deviations
+    matmul_precision: str | None = static(default="tensorfloat32")  # on a GPU; CPUs have one precision
     discount: float = 0.99  # γ
     gae_lambda: float = 0.97
     cost_discount: float = 0.99
@@ -77,7 +77,7 @@ class Sample(NamedTuple):
     obs: Array  # normalised
     action: Array
     log_prob: Array
-    context: PyTree  # (prev_action, prev_reward, first), or None without memory
+    context: networks.Context | None  # None without memory
 
 
 # (outputs, log π(a|s), sample, targets) → loss to minimise, metrics
@@ -228,7 +228,7 @@ def fit(
     warm = state.iteration > 0 if config.skip_first else jnp.array(True)
 
     def total(network, sample, targets, memory):
-        outputs = networks.unroll(network, sample.obs, *(sample.context or (None,) * 3), memory)
+        outputs = networks.unroll(network, sample.obs, sample.context, memory)
         log_prob = gaussian.log_prob(outputs.mean, outputs.log_std, sample.action)
         value, parts = loss(outputs, log_prob, sample, targets)
         log_ratio = log_prob - sample.log_prob
@@ -278,7 +278,7 @@ def _arrange(experience: Experience, moments: Moments, targets: PyTree, config: 
         x = x.reshape(config.n_steps // length, length, *x.shape[1:])  # [S, L, B, …]
         return x.swapaxes(0, 1).reshape(length, -1, *x.shape[3:])  # [L, S·B, …]
 
-    context = (seen.prev_action, seen.prev_reward, seen.first) if recurrent else None
+    context = networks.Context(seen.prev_action, seen.prev_reward, seen.first) if recurrent else None
     obs = normalize.normalize(moments, batch.obs)
     sample = Sample(obs, batch.action, batch.log_prob, context)
     memory = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), seen.memory)  # [S, B, H] → [S·B, H]

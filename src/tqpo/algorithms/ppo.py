@@ -17,6 +17,7 @@ Departures from the released code: rlpyt cuts GAE at every 100-step segment and 
 episode's or the batch's end ((γλ)¹⁰⁰ ≈ 0.017 of a step's error is what that changes).
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -107,8 +108,6 @@ def update(state: State, env: Env, config: Config) -> tuple[State, dict[str, Arr
     found = episodes.estimate(core.episodes, config.constraints)
     metrics = episodes.metrics(core.episodes, experience.finished, config.constraints, found)
 
-    def ppo_loss(*inputs):
-        return loss(*inputs, config.learner)
-
-    core, fitted = learner.fit(core, config.learner, ppo_loss, experience, targets)
+    unconstrained = functools.partial(loss, config=config.learner)
+    core, fitted = learner.fit(core, config.learner, unconstrained, experience, targets)
     return State(core), metrics | fitted

@@ -15,6 +15,7 @@ Departures from the released code (rlpyt `cppo_pid`): J_C is the mean over a win
 so that batches which finish few episodes or none are no special case.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -88,10 +89,8 @@ def update(state: State, env: Env, config: Config) -> tuple[State, dict[str, Arr
     found = episodes.estimate(core.episodes, constraints)
     duals, dual_metrics = dual.step(state.dual, found, constraints, config.dual, core.iteration)
 
-    def lagrangian(*inputs):
-        return loss(*inputs, duals.multiplier, config)
-
     targets = Targets(advantage, value, -cost_advantage, cost_value)
     metrics = episodes.metrics(core.episodes, experience.finished, constraints, found) | dual_metrics
+    lagrangian = functools.partial(loss, lam=duals.multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
     return State(core, duals), metrics | fitted

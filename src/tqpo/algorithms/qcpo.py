@@ -20,6 +20,7 @@ level. Departures from that code: one quantile convention for the episode cost; 
 batch (see `ppo`).
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -40,7 +41,7 @@ class Config:
     learner: LearnerConfig = LearnerConfig()
     constraints: tuple[Constraint, ...] = (Constraint(),)
     dual: DualConfig = DualConfig(initial_multiplier=0.0, tilt=Tilt.NONE, max_step=float("inf"))
-    n_quantiles: int = static(25)
+    n_quantiles: int = static(default=25)
     tail_from: float = 0.7  # the Weibull is fitted to the quantiles from this level on
     quantile_coef: float = 1.0  # weight of the quantile-Huber loss
     tail_coef: float = 1.0  # weight of the Weibull tail's loss
@@ -159,9 +160,7 @@ def update(state: State, env: Env, config: Config) -> tuple[State, dict[str, Arr
     found = episodes.estimate(core.episodes, constraints)
     duals, dual_metrics = dual.step(state.dual, found, constraints, config.dual, core.iteration)
 
-    def lagrangian(*inputs):
-        return loss(*inputs, duals.multiplier, config)
-
     metrics = episodes.metrics(core.episodes, experience.finished, constraints, found) | dual_metrics
+    lagrangian = functools.partial(loss, lam=duals.multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
     return State(core, duals), metrics | fitted

@@ -13,7 +13,7 @@ from tqpo.errors import ConfigError, UnknownNameError
 T = TypeVar("T")
 
 
-def static(default: Any = dataclasses.MISSING) -> Any:
+def static(*, default: Any) -> Any:
     """A field that is structure: it must be equal in all runs of one program."""
     return dataclasses.field(default=default, metadata={"static": True})
 
@@ -31,8 +31,8 @@ class Constraint:
     `quantile`: Pr[C ≤ limit] ≥ safety. `mean`: E[C] ≤ limit; `safety` is then only the level that is reported.
     """
 
-    channel: int = static(0)
-    kind: str = static("quantile")
+    channel: int = static(default=0)
+    kind: str = static(default="quantile")
     limit: float = 15.0  # d
     safety: float = 0.9  # 1 − ε
 

@@ -29,6 +29,7 @@ Departures from the released code: the tilt adapts (`Tilt.RELEASED` is what its 
 convention; GAE runs to the end of the episode or batch (see `ppo`).
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -52,10 +53,10 @@ class Config:
     constraints: tuple[Constraint, ...] = (Constraint(),)
     dual: DualConfig = DualConfig()
     indicator_scale: float = 0.1  # the indicator counts scale/ε
-    baseline: str = static("none")  # p(s): "none", on a "separate" trunk, the "critic"'s, or that "stopped"
+    baseline: str = static(default="none")  # p(s): "none", on a "separate" trunk, the "critic"'s, or that "stopped"
     baseline_coef: float = 1.0  # weight of p's cross-entropy in the loss
-    step_window: int = static(100_000)  # steps that q̂ is taken over; those of one batch: no memory
-    step_stride: int = static(1)  # every how-manieth step enters that window
+    step_window: int = static(default=100_000)  # steps that q̂ is taken over; those of one batch: no memory
+    step_stride: int = static(default=1)  # every how-manieth step enters that window
 
 
 class State(NamedTuple):
@@ -166,10 +167,8 @@ def update(state: State, env: Env, config: Config) -> tuple[State, dict[str, Arr
         quantile.exceedance(cost_return, q),
     )
 
-    def lagrangian(*inputs):
-        return loss(*inputs, duals.multiplier, config)
-
     metrics = episodes.metrics(core.episodes, experience.finished, constraints, found) | dual_metrics
+    lagrangian = functools.partial(loss, lam=duals.multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
     metrics |= {"cost_return_quantile": q, "exceed_share": targets.exceeds.mean((0, 1))}
     return State(core, duals, q, steps), metrics | fitted

@@ -75,19 +75,19 @@ def first_of(candidates: Array, ok: Array) -> tuple[Array, Array]:
 def attempt(key: Key, config: TaskConfig) -> tuple[Array, Array]:
     """One try at a whole layout: places [objects, 2] in the order of `slots`, and whether all found room."""
     objects = slots(config)
-    fixed = [s for s in objects if s.place]
-    placed = jnp.zeros((0, 2))
-    success = jnp.array(True)
+    placed, success = jnp.zeros((0, 2)), jnp.array(True)
     for i, (slot, slot_key) in enumerate(zip(objects, jax.random.split(key, len(objects)), strict=True)):
         if slot.place:
             candidates = jnp.array([slot.place], dtype=float)
         else:
             candidates = uniform(slot_key, config.object_draws, config.extents, slot.keepout)
-        ok = clear(candidates, placed, jnp.array([s.keepout + slot.keepout for s in objects[:i]]))
-        if i == 0 and fixed:  # a robot in the way of a fixed thing would only fail later: the same law, sooner
-            places, distances = zip(*((s.place, s.keepout + slot.keepout) for s in fixed), strict=True)
-            ok &= clear(candidates, jnp.array(places), jnp.array(distances))
-        place, found = first_of(candidates, ok)
+        others = placed, [s.keepout for s in objects[:i]]
+        if i == 0:  # a robot in the way of a fixed thing would only fail later: the same law, sooner
+            fixed = [s for s in objects if s.place]
+            others = jnp.array([s.place for s in fixed]), [s.keepout for s in fixed]
+        place, found = candidates[0], jnp.array(True)
+        if others[1]:
+            place, found = first_of(candidates, clear(candidates, others[0], jnp.array(others[1]) + slot.keepout))
         placed, success = jnp.concatenate([placed, place[None]]), success & found
     return placed, success
 

@@ -18,9 +18,9 @@ from jax import lax
 from tqpo.envs import layout as layouts
 from tqpo.envs.config import TaskConfig
 from tqpo.envs.layout import Layout
+from tqpo.envs.mjcf import COLOURS, model_xml
 from tqpo.envs.task import State
 from tqpo.errors import RenderError
-from tqpo.physics.contact import Softness
 from tqpo.physics.movable import Boxes
 from tqpo.types import Key, Step
 
@@ -38,96 +38,6 @@ def choose_gl() -> None:
 
 choose_gl()
 import mujoco  # noqa: E402
-
-COLOURS = {  # rgba, as in Safety Gym
-    "robot": "0.85 0.2 0.2 1",
-    "goal": "0.2 0.75 0.35 0.5",
-    "goal_button": "0.2 0.75 0.35 1",
-    "hazard": "0.25 0.4 0.95 0.35",
-    "button": "1 0.6 0.15 1",
-    "gremlin": "0.55 0.25 0.8 1",
-}
-
-
-def model_xml(config: TaskConfig) -> str:
-    """Safety Gym's point robot and world. Places are written later: `MujocoTask` moves bodies without recompiling."""
-    robot, box = config.robot, config.box
-    limit, radius = robot.force_limit, robot.sphere_radius
-    flat = 'contype="0" conaffinity="0" type="cylinder"'
-
-    def soft(softness: Softness) -> str:
-        limits = f"{softness.impedance_min} {softness.impedance_max} {softness.width} 0.5 2"
-        return f'solref="{softness.timeconst} {softness.dampratio}" solimp="{limits}"'
-
-    def friction(values: tuple[float, ...]) -> str:
-        return f'friction="{" ".join(map(str, values))}"'
-
-    def disc(name: str, size: float, colour: str) -> str:
-        return f'<body name="{name}"><geom {flat} size="{size} 0.01" rgba="{COLOURS[colour]}"/></body>'
-
-    bodies = [disc(f"hazard{i}", config.hazard_radius, "hazard") for i in range(config.hazards)]
-    if config.goal == "area":
-        bodies.append(disc("goal", config.goal_radius, "goal"))
-    bodies += [
-        f'<body name="button{i}"><geom name="button{i}" type="sphere" size="{config.button_radius}" '
-        f'rgba="{COLOURS["button"]}"/></body>'
-        for i in range(config.buttons)
-    ]
-    bodies += [
-        f'<body name="gremlin{i}" pos="0 0 {box.half_size}"><freejoint/><geom name="gremlin{i}" type="box" '
-        f'size="{box.half_size} {box.half_size} {box.half_size}" density="{box.density}" '
-        f'{friction(box.friction)} {soft(box.contact)} rgba="{COLOURS["gremlin"]}"/></body>'
-        f'<body name="gremlin{i}_mocap" mocap="true"><geom type="box" size="0.02 0.02 0.02" contype="0" conaffinity="0" '
-        f'rgba="{COLOURS["gremlin"]}"/></body>'
-        for i in range(config.gremlins)
-    ]
-    welds = [f'<weld body1="gremlin{i}_mocap" body2="gremlin{i}" {soft(box.weld)}/>' for i in range(config.gremlins)]
-    side = 2.0 * config.extents
-    return f"""
-<mujoco model="tqpo">
-  <option timestep="{robot.timestep}" gravity="0 0 {-box.gravity}"/>
-  <visual>
-    <global offwidth="1920" offheight="1080"/>
-    <headlight ambient="0.35 0.35 0.35" diffuse="0.35 0.35 0.35" specular="0 0 0"/>
-    <quality shadowsize="4096"/>
-  </visual>
-  <default>
-    <geom condim="6" density="{robot.density}" {friction(robot.other_friction)} {soft(robot.softness)}/>
-    <motor ctrlrange="-1 1" forcerange="{-limit} {limit}"/>
-    <velocity ctrlrange="-1 1" forcerange="{-limit} {limit}"/>
-  </default>
-  <asset>
-    <texture name="sky" type="skybox" builtin="gradient" rgb1="0.95 0.97 1" rgb2="0.75 0.82 0.9" width="64" height="64"/>
-    <texture name="floor" type="2d" builtin="checker" rgb1="0.93 0.93 0.95" rgb2="0.87 0.88 0.91" width="256" height="256"/>
-    <material name="floor" texture="floor" texrepeat="2 2" texuniform="true"/>
-  </asset>
-  <worldbody>
-    <light pos="{-side} {-side} {2 * side}" dir="1 1 -2" directional="true" diffuse="0.5 0.5 0.5"/>
-    <camera name="view" pos="0 {-1.05 * side} {1.15 * side}" xyaxes="1 0 0 0 0.74 0.67"/>
-    <geom name="floor" type="plane" size="{side} {side} 0.1" material="floor"/>
-    <body name="robot" pos="0 0 {robot.z_height}">
-      <joint name="x" type="slide" axis="1 0 0" damping="{robot.damping_linear}"/>
-      <joint name="y" type="slide" axis="0 1 0" damping="{robot.damping_linear}"/>
-      <joint name="z" type="hinge" axis="0 0 1" damping="{robot.damping_angular}"/>
-      <geom name="robot" type="sphere" size="{radius}" {friction(robot.sphere_friction)} rgba="{COLOURS["robot"]}"/>
-      <geom name="pointarrow" type="box" pos="{robot.box_offset} 0 0" rgba="{COLOURS["robot"]}"
-            size="{robot.box_half} {robot.box_half} {robot.box_half}"/>
-      <site name="robot"/>
-    </body>
-    {"".join(bodies)}
-  </worldbody>
-  <equality>{"".join(welds)}</equality>
-  <sensor>
-    <accelerometer name="accelerometer" site="robot"/>
-    <gyro name="gyro" site="robot"/>
-    <magnetometer name="magnetometer" site="robot"/>
-    <velocimeter name="velocimeter" site="robot"/>
-  </sensor>
-  <actuator>
-    <motor name="x" site="robot" gear="{robot.gear} 0 0 0 0 0"/>
-    <velocity name="z" joint="z" gear="{robot.gear}" kv="1"/>
-  </actuator>
-</mujoco>"""
 
 
 @lru_cache(maxsize=64)
@@ -245,7 +155,7 @@ class MujocoTask:
         data.qpos[3:] = np.concatenate([state.boxes.pos, state.boxes.quat], axis=1).ravel()
         data.qvel[3:] = np.asarray(state.boxes.vel).ravel()
         self._place("hazard", self.hazards, 0.01)
-        self._place("button", self.buttons, config.button_radius)
+        self._place("button", self.buttons, config.robot.z_height)
         for i, (x, y, yaw) in enumerate(self.gremlins):  # where the weld holds the box, seen from its moving target
             held = self.model.eq_data[i]
             held[3:6] = x, y, config.box.half_size

@@ -40,21 +40,12 @@ def components(x: Array) -> tuple[Array, ...]:
     return tuple(x[..., i] for i in range(x.shape[-1]))
 
 
-def substeps(robot: PlanarRobot, radius: float, pose, velocity, control, spheres) -> Motion:
-    """The plain definition, on tuples of arrays of any shape."""
-
-    def one(_, state):
-        return planar.physics_step(robot, *state, control, spheres, radius)
-
-    pose, velocity = lax.fori_loop(0, robot.substeps, one, (pose, velocity))
-    accel = planar.acceleration(robot, pose, velocity, control, spheres, radius)
-    return Motion(*(jnp.stack(x, axis=-1) for x in (pose, velocity, accel)))
-
-
 def solve(robot: PlanarRobot, radius: float, pose: Array, velocity: Array, control: Array, spheres: Array) -> Motion:
-    """`substeps` on arrays [..., 3], [..., 3], [..., 2], [..., K, 2]."""
+    """The plain definition: arrays [..., 3], [..., 3], [..., 2], [..., K, 2]."""
     points = [(spheres[..., k, 0], spheres[..., k, 1]) for k in range(spheres.shape[-2])]
-    return substeps(robot, radius, components(pose), components(velocity), components(control), points)
+    state = components(pose), components(velocity), components(control)
+    moved = planar.environment_step(robot, *state, points, radius)
+    return Motion(*(jnp.stack(x, axis=-1) for x in moved))
 
 
 def can_reach(robot: PlanarRobot, radius: float, pose: Array, velocity: Array, spheres: Array) -> Array:
@@ -86,7 +77,7 @@ def on_some(mask: Array, function, base: PyTree, args: PyTree, chunk: int) -> Py
 
 
 def drive_xla(robot: PlanarRobot, radius: float, pose, velocity, control, spheres) -> Motion:
-    free = substeps(robot, radius, components(pose), components(velocity), components(control), [])
+    free = solve(robot, radius, pose, velocity, control, spheres[..., :0, :])
     if spheres.shape[-2] == 0:
         return free
     near = can_reach(robot, radius, pose, velocity, spheres)

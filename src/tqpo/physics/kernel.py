@@ -14,9 +14,9 @@ from jax.experimental.pallas import triton as plt
 
 from tqpo.physics import planar
 from tqpo.physics.drive import Motion
-from tqpo.physics.movable import Body, BoxModel
+from tqpo.physics.movable import Body, Boxes, BoxModel
 from tqpo.physics.planar import PlanarRobot
-from tqpo.physics.push import Boxes, BoxMotion, Circle, nearest, solve_pair, solve_weld
+from tqpo.physics.push import BoxMotion, Circle, nearest, solve_pair, solve_weld
 from tqpo.types import Array
 
 WARP = 32
@@ -64,12 +64,7 @@ def drive_pallas(robot: PlanarRobot, radius: float, pose: Array, velocity: Array
 
     def function(pose, velocity, control, places=()):
         points = [(places[2 * k], places[2 * k + 1]) for k in range(count)]
-
-        def one(_, state):
-            return planar.physics_step(robot, *state, control, points, radius)
-
-        state = jax.lax.fori_loop(0, robot.substeps, one, (pose, velocity))
-        return *state, planar.acceleration(robot, *state, control, points, radius)
+        return planar.environment_step(robot, pose, velocity, control, points, radius)
 
     inputs = [pose, velocity, control.astype(pose.dtype)] + ([spheres.reshape(n, 2 * count)] if count else [])
     return Motion(*by_thread(function, inputs, [3, 3, 3], "drive"))

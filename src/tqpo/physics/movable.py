@@ -1,6 +1,25 @@
 """The exact MuJoCo step of a planar robot and free boxes that are welded to moving targets.
 
-TBD
+A box (a cube of mass m, inertia I about every axis) is drawn to its target by a soft weld with impedance d, stiffness k and
+damping b (`contact.Softness`): six rows that pull in both directions. Let e be the way to the target, and x and w the vector and
+scalar parts of the error quaternion q⁻¹·q_target. Then, in closed form,
+
+    v̇ = (1 − d)·g + d·(k·d·e − b·v)
+    (1 + ρ/4 − ρ/4·x xᵀ)·(ω̇ + b·ω) = b·ω + ρ/2·w·(k·d − ¼|ω|²)·x,           ρ = d/(1 − d)
+
+with d taken at |(e, x)|; ¼|ω|²·x comes from the change of the rows' Jacobian (MuJoCo ≥ 3.12 has it). The target is a place without
+velocity, so a box trails a moving one.
+
+Robot and box in contact have nine coupled variables. In the robot's frame and about its centre of mass the Hessian of free motion
+and weld is diagonal but for one rank-one term, so its root S is known in closed form (`whitening`), and in z = S·(a − a_free) only
+the contacts are left: `boxes.py` finds them, `newton.py` solves for z.
+
+| | MuJoCo | here |
+|---|---|---|
+| two boxes at once against the robot, box against box | solved together | the nearest box only, neglected |
+| box against floor | possible | neglected: boxes float 0.1 m above it |
+
+Arrays hold one number per environment and have shape [..., 1]; only `weld_step` takes any shape.
 """
 
 from dataclasses import dataclass
@@ -24,16 +43,18 @@ from tqpo.physics.boxes import (
     where,
 )
 from tqpo.physics.contact import Softness, pyramid_regulariser
-from tqpo.physics.newton import Problem, minimise
+from tqpo.physics.newton import Problem, Vector, minimise
 from tqpo.physics.planar import Control, PlanarRobot, Pose, Velocity
 from tqpo.physics.solver import dot
 from tqpo.types import Array
 
-Quat = tuple[Array, Array, Array, Array]  # w, x, y, z; body to world
+Quat = tuple[Array, ...]  # w, x, y, z; body to world
 
 
 @dataclass(frozen=True)
 class BoxModel:
+    """Safety Gym's gremlin. Mass and inertia follow from the geometry; both are also MuJoCo's inverse weights, 1/m and 1/I."""
+
     half_size: float = 0.1  # m
     density: float = 0.001  # kg/m³
     gravity: float = 9.81  # m/s²
@@ -47,11 +68,19 @@ class BoxModel:
 
     @property
     def inertia(self) -> float:
-        return self.mass * (2.0 * self.half_size) ** 2 / 6.0  # kg·m², about every axis
+        return self.mass * (2.0 * self.half_size) ** 2 / 6.0  # kg·m²
+
+
+class Boxes(NamedTuple):
+    """The boxes of one environment."""
+
+    pos: Array  # [..., 3] m
+    quat: Array  # [..., 4] w, x, y, z; body to world
+    vel: Array  # [..., 6] m/s in the world frame, rad/s in the body frame
 
 
 class Body(NamedTuple):
-    """A free box by components, each an array of one common shape."""
+    """One box by components."""
 
     pos: Vec  # m
     quat: Quat
@@ -60,24 +89,43 @@ class Body(NamedTuple):
 
 
 class Target(NamedTuple):
-    pos: Vec
+    """Where the weld wants a box."""
+
+    pos: Vec  # m
     quat: Quat
 
 
 class Weld(NamedTuple):
-    linear: Vec  # world
-    angular: Vec  # body frame
-    error: Vec
-    impedance: Array
+    """A box's acceleration without contact, and what shapes its Hessian."""
+
+    linear: Vec  # m/s², world frame
+    angular: Vec  # rad/s², body frame
+    error: Vec  # x, body frame
+    impedance: Array  # d
+
+
+class Coupled(NamedTuple):
+    """Accelerations of a robot and a box."""
+
+    robot: Vec  # m/s², m/s², rad/s²; d²q/dt²
+    linear: Vec  # m/s², world frame
+    angular: Vec  # rad/s², body frame
+    touching: Array  # [..., 1] bool
+    effort: Vector  # z, nine of [..., 1]; the next step's warm start
+    iterations: Array  # [..., 1] int, Newton steps
+
+
+def split(x: Array) -> tuple[Array, ...]:
+    return tuple(x[..., i] for i in range(x.shape[-1]))
 
 
 def multiply(a: Quat, b: Quat) -> Quat:
-    (aw, *av), (bw, *bv) = a, b
-    vector = add(add(scale(aw, bv), scale(bw, av)), cross(av, bv))
-    return aw * bw - dot(av, bv), *vector
+    vector = add(add(scale(a[0], b[1:]), scale(b[0], a[1:])), cross(a[1:], b[1:]))
+    return a[0] * b[0] - dot(a[1:], b[1:]), *vector
 
 
 def rotation(q: Quat) -> Axes:
+    """Columns of the rotation matrix of a unit quaternion."""
     w, x, y, z = q
     return (
         (1.0 - 2.0 * (y * y + z * z), 2.0 * (x * y + w * z), 2.0 * (x * z - w * y)),
@@ -87,31 +135,54 @@ def rotation(q: Quat) -> Axes:
 
 
 def weld(model: BoxModel, body: Body, target: Target) -> Weld:
-    offset = sub(target.pos, body.pos)
-    w, *x = multiply((body.quat[0], *scale(-1.0, body.quat[1:])), target.quat)
-    d = model.weld.impedance(jnp.sqrt(dot(offset, offset) + dot(x, x)))
+    """The free acceleration of a welded box (the module's first two equations)."""
     b, k = model.weld.damping, model.weld.stiffness
-    pull = tuple(d * (k * d * e - b * v) for e, v in zip(offset, body.vel, strict=True))
+    offset = sub(target.pos, body.pos)
+    error = multiply((body.quat[0], *scale(-1.0, body.quat[1:])), target.quat)
+    w, x = error[0], error[1:]
+    d = model.weld.impedance(jnp.sqrt(dot(offset, offset) + dot(x, x)))
+
+    pull = scale(d, sub(scale(k * d, offset), scale(b, body.vel)))
     linear = (pull[0], pull[1], pull[2] - (1.0 - d) * model.gravity)
-    ratio = d / (1.0 - d)
-    rhs = add(scale(b, body.spin), scale(0.5 * ratio * w * (k * d - 0.25 * dot(body.spin, body.spin)), x))
-    share = 0.25 * ratio / (1.0 + 0.25 * ratio)
-    y = scale(1.0 / (1.0 + 0.25 * ratio), add(rhs, scale(share * dot(x, rhs) / (1.0 - share * dot(x, x)), x)))
-    return Weld(linear, sub(y, scale(b, body.spin)), tuple(x), d)
+
+    quarter = 0.25 * d / (1.0 - d)
+    share = quarter / (1.0 + quarter)
+    drag = scale(b, body.spin)
+    torque = add(drag, scale(2.0 * quarter * w * (k * d - 0.25 * dot(body.spin, body.spin)), x))
+    along = share * dot(x, torque) / (1.0 - share * dot(x, x))  # Sherman–Morrison
+    angular = sub(scale(1.0 - share, add(torque, scale(along, x))), drag)
+    return Weld(linear, angular, x, d)
 
 
-def integrate(body: Body, linear: Vec, angular: Vec, h: float) -> Body:
-    vel, spin = add(body.vel, scale(h, linear)), add(body.spin, scale(h, angular))
+def integrate(body: Body, linear: Vec, angular: Vec, timestep: float) -> Body:
+    """Semi-implicit Euler: v ← v + h·v̇, p ← p + h·v, q ← q·exp(h·ω/2)."""
+    vel, spin = add(body.vel, scale(timestep, linear)), add(body.spin, scale(timestep, angular))
     speed = jnp.sqrt(dot(spin, spin))
     turning = speed > 1e-15
-    half = 0.5 * h * speed
-    sine = jnp.where(turning, jnp.sin(half) / jnp.where(turning, speed, 1.0), 0.5 * h)
-    q = multiply(body.quat, (jnp.cos(half), *scale(sine, spin)))
-    size = 1.0 / jnp.sqrt(dot(q, q))
-    return Body(add(body.pos, scale(h, vel)), tuple(size * x for x in q), vel, spin)
+    half = 0.5 * timestep * speed
+    sine = jnp.where(turning, jnp.sin(half) / jnp.where(turning, speed, 1.0), 0.5 * timestep)
+    quat = multiply(body.quat, (jnp.cos(half), *scale(sine, spin)))
+    norm = 1.0 / jnp.sqrt(dot(quat, quat))
+    return Body(add(body.pos, scale(timestep, vel)), tuple(norm * x for x in quat), vel, spin)
+
+
+def free_step(model: BoxModel, body: Body, target: Target, timestep: float) -> Body:
+    """One step of a box that nothing touches."""
+    free = weld(model, body, target)
+    return integrate(body, free.linear, free.angular, timestep)
+
+
+def weld_step(model: BoxModel, boxes: Boxes, target_pos: Array, target_quat: Array, timestep: float) -> Boxes:
+    """`free_step` of any number of boxes at once: arrays [..., 3], [..., 4], [..., 6]."""
+    vel = split(boxes.vel)
+    body = Body(split(boxes.pos), split(boxes.quat), vel[:3], vel[3:])
+    body = free_step(model, body, Target(split(target_pos), split(target_quat)), timestep)
+    return Boxes(*(jnp.stack(x, axis=-1) for x in (body.pos, body.quat, (*body.vel, *body.spin))))
 
 
 class Frame(NamedTuple):
+    """The robot's heading, to turn vectors from the world's frame into the robot's and back."""
+
     cos: Array
     sin: Array
 
@@ -121,123 +192,166 @@ class Frame(NamedTuple):
     def out(self, v: Vec) -> Vec:
         return self.cos * v[0] - self.sin * v[1], self.sin * v[0] + self.cos * v[1], v[2]
 
+    def tangents(self, normal: Vec) -> tuple[Vec, Vec]:
+        """MuJoCo's contact frame: the world's y axis, or z where the normal is within 60° of ±y, made orthogonal."""
+        north = self.sin * normal[0] + self.cos * normal[1]
+        zero = jnp.zeros_like(north)
+        guide = where(abs(north) < 0.5, (self.sin + zero, self.cos + zero, zero), (zero, zero, zero + 1.0))
+        first = sub(guide, scale(dot(guide, normal), normal))
+        first = scale(1.0 / jnp.sqrt(dot(first, first)), first)
+        return first, cross(normal, first)
 
-def find_contacts(robot: PlanarRobot, model: BoxModel, pose: Pose, body: Body) -> Contacts:
+
+class Scales(NamedTuple):
+    """S⁻¹: turns z into accelerations, and (transposed, the same) rows of the Jacobian into those for z."""
+
+    robot: tuple[float, float, float]
+    linear: Array  # s
+    angular: Array  # σ
+    stretch: Array  # η
+    axis: Vec  # x, robot's frame
+
+    def turn(self, v: Vec) -> Vec:
+        """σ·(1 + η·x xᵀ)·v."""
+        return scale(self.angular, add(v, scale(self.stretch * dot(self.axis, v), self.axis)))
+
+
+def whitening(robot: PlanarRobot, model: BoxModel, held: Weld, axes: Axes) -> Scales:
+    """Hessian of the weld plus inertia: m/(1 − d) for translation, I·(1 + ρ/4 − ρ/4·x xᵀ) for rotation."""
+    d, x = held.impedance, combine(axes, held.error)
+    quarter = 0.25 * d / (1.0 - d)
+    share = quarter / (1.0 + quarter)
+    shrink = jnp.sqrt(1.0 - share * dot(x, x))
+    return Scales(
+        (robot.mass**-0.5, robot.mass**-0.5, robot.inertia_com**-0.5),
+        jnp.sqrt((1.0 - d) / model.mass),
+        1.0 / jnp.sqrt(model.inertia * (1.0 + quarter)),
+        share / (shrink * (1.0 + shrink)),
+        x,
+    )
+
+
+def find_contacts(
+    robot: PlanarRobot, model: BoxModel, frame: Frame, pose: Pose, body: Body
+) -> tuple[Contacts, Vec, Axes]:
+    """Contacts, and the box's centre and axes, in the robot's frame."""
+    centre = frame.into((body.pos[0] - pose[0], body.pos[1] - pose[1], body.pos[2] - robot.z_height))
+    axes = tuple(frame.into(axis) for axis in rotation(body.quat))
+    found = contacts(robot.sphere_radius, robot.box_half, robot.box_offset, model.half_size, centre, axes)
+    return found, centre, axes
+
+
+def any_active(found: Contacts) -> Array:
+    return jnp.max(jnp.where(found.active, 1, 0), axis=-1, keepdims=True) > 0
+
+
+def touching(robot: PlanarRobot, model: BoxModel, pose: Pose, body: Body) -> Array:
+    """Whether the robot's sphere or cube overlaps the box, [..., 1]."""
     frame = Frame(jnp.cos(pose[2]), jnp.sin(pose[2]))
-    centre = frame.into(sub(body.pos, (pose[0], pose[1], robot.z_height)))
-    axes = tuple(frame.into(a) for a in rotation(body.quat))
-    return contacts(robot.sphere_radius, robot.box_half, robot.box_offset, model.half_size, centre, axes)
+    return any_active(find_contacts(robot, model, frame, pose, body)[0])
 
 
-def tangents(frame: Frame, normal: Vec) -> tuple[Vec, Vec]:
-    """MuJoCo's contact frame"""
-    north = frame.sin * normal[0] + frame.cos * normal[1]
-    flat = abs(north) < 0.5
-    zero = jnp.zeros_like(north)
-    guide = where(flat, (frame.sin + zero, frame.cos + zero, zero), (zero, zero, zero + 1.0))
-    first = sub(guide, scale(dot(guide, normal), normal))
-    first = scale(1.0 / jnp.sqrt(dot(first, first)), first)
-    return first, cross(normal, first)
+def free_robot(robot: PlanarRobot, frame: Frame, velocity: Velocity, control: Control) -> tuple[Vec, Vec]:
+    """Acceleration without contact, and velocity: of the centre of mass in the robot's frame, and about z. (The acceleration is
+    J·d²q/dt², which leaves out the centripetal part.)"""
+    offset = robot.com_offset
+    force = frame.into(planar.applied_force(robot, frame.cos, frame.sin, velocity, control))
+    speed = frame.into(velocity)
+    free = (force[0] / robot.mass, force[1] / robot.mass, (force[2] - offset * force[1]) / robot.inertia_com)
+    return free, (speed[0], speed[1] + offset * speed[2], speed[2])
 
 
-class Coupled(NamedTuple):
-    robot: Vec
-    linear: Vec
-    angular: Vec
-    touching: Array
-    iterations: Array
+def pairwise_friction(robot: PlanarRobot, model: BoxModel, dist: Array) -> Vec:
+    """Sliding, torsional and rolling friction of each slot: the greater of the two bodies'."""
+    sphere = slots_like(dist) == SPHERE_SLOT
+    pairs = zip(robot.sphere_friction, robot.other_friction, model.friction, strict=True)
+    return tuple(jnp.where(sphere, max(s, b), max(o, b)).astype(dist.dtype) for s, o, b in pairs)
+
+
+def contact_problem(
+    robot: PlanarRobot,
+    model: BoxModel,
+    frame: Frame,
+    scales: Scales,
+    found: Contacts,
+    centre: Vec,
+    drive: tuple[Vec, Vec, Vec],
+) -> Problem:
+    """The contacts' rows over z. `drive` is a_free + b·v of the robot, of the box's centre and of its rotation: a row's residual
+    J·a − a_ref = J·(a + b·v) + k·d·r is linear in it."""
+    sliding, torsion, rolling = pairwise_friction(robot, model, found.dist)
+    impedance = model.contact.impedance(found.dist)
+    stiffness = 1.0 / pyramid_regulariser(impedance, sliding, robot.invweight + 1.0 / model.mass)  # type: ignore[arg-type]
+
+    rx, ry = found.point[0] - robot.com_offset, found.point[1]
+    arm = sub(found.point, centre)
+    own, linear, angular = drive
+    swept = add(linear, cross(angular, arm))
+    slip = (swept[0] - own[0] + own[2] * ry, swept[1] - own[1] - own[2] * rx, swept[2])
+    roll = (angular[0], angular[1], angular[2] - own[2])
+
+    mx, my, mz = scales.robot
+    normal = found.normal
+    first, second = frame.tangents(normal)
+    rows, offset = [], []  # a row by variable: 0–2 of the robot, 3–5 and 6–8 of the box
+    for f in (normal, scale(sliding, first), scale(sliding, second)):
+        ours = (-mx * f[0], -my * f[1], mz * (ry * f[0] - rx * f[1]))
+        rows.append(dict(enumerate((*ours, *scale(scales.linear, f), *scales.turn(cross(arm, f))))))
+        offset.append(dot(f, slip))
+    for f in (scale(torsion, normal), scale(rolling, first), scale(rolling, second)):
+        rows.append({2: -mz * f[2], **dict(enumerate(scales.turn(f), start=6))})
+        offset.append(dot(f, roll))
+    offset[0] = offset[0] + model.contact.stiffness * impedance * found.dist
+    columns = tuple({k: row[i] for k, row in enumerate(rows) if i in row} for i in range(9))
+    return Problem(columns, tuple(offset), jnp.where(found.active, stiffness, 0.0))
 
 
 def coupled_acceleration(
-    robot: PlanarRobot, model: BoxModel, pose: Pose, velocity: Velocity, control: Control, body: Body, target: Target
+    robot: PlanarRobot,
+    model: BoxModel,
+    pose: Pose,
+    velocity: Velocity,
+    control: Control,
+    body: Body,
+    target: Target,
+    start: Vector | None = None,
 ) -> Coupled:
+    """Accelerations of the robot and one box at this state; `start` warm-starts the solver with an earlier `effort`."""
     frame = Frame(jnp.cos(pose[2]), jnp.sin(pose[2]))
+    found, centre, axes = find_contacts(robot, model, frame, pose, body)
     held = weld(model, body, target)
-    centre = frame.into(sub(body.pos, (pose[0], pose[1], robot.z_height)))
-    axes = tuple(frame.into(a) for a in rotation(body.quat))
-    found = contacts(robot.sphere_radius, robot.box_half, robot.box_offset, model.half_size, centre, axes)
-
-    c, m, inertia = robot.com_offset, robot.mass, robot.inertia_com
-    fx, fy, torque = planar.applied_force(robot, frame.cos, frame.sin, velocity, control)
-    push = frame.into((fx, fy, torque))
-    free = (push[0] / m, push[1] / m, (torque - c * push[1]) / inertia)
-    speed = frame.into(velocity)
-    speed = (speed[0], speed[1] + c * speed[2], speed[2])
-
-    b, k = model.contact.damping, model.contact.stiffness
-    w_robot = add(free, scale(b, speed))
+    scales = whitening(robot, model, held, axes)
+    free, speed = free_robot(robot, frame, velocity, control)
     linear, angular = frame.into(held.linear), combine(axes, held.angular)
-    w_linear = add(linear, scale(b, frame.into(body.vel)))
-    w_angular = add(angular, scale(b, combine(axes, body.spin)))
 
-    ratio = held.impedance / (1.0 - held.impedance)
-    s_robot = (m**-0.5, m**-0.5, inertia**-0.5)
-    s_linear = jnp.sqrt((1.0 - held.impedance) / model.mass)
-    x = combine(axes, held.error)
-    share = 0.25 * ratio / (1.0 + 0.25 * ratio)
-    s_angular = 1.0 / jnp.sqrt(model.inertia * (1.0 + 0.25 * ratio))
-    q = jnp.sqrt(1.0 - share * dot(x, x))
-    eta = share / (q * (1.0 + q))
-
-    def whiten(v):
-        return scale(s_angular, add(v, scale(eta * dot(x, v), x)))
-
-    n = found.normal
-    t1, t2 = tangents(frame, n)
-    sphere = slots_like(found.dist) == SPHERE_SLOT
-    mus = []
-    for i in range(3):
-        mus.append(
-            jnp.where(
-                sphere,
-                max(robot.sphere_friction[i], model.friction[i]),
-                max(robot.other_friction[i], model.friction[i]),
-            ).astype(found.dist.dtype)
-        )
-    scales = (1.0, mus[0], mus[0], mus[1], mus[2], mus[2])
-    d = model.contact.impedance(found.dist)
-    stiffness = 1.0 / pyramid_regulariser(d, mus[0], robot.invweight + 1.0 / model.mass)
-    stiffness = jnp.where(found.active, stiffness, 0.0)
-
-    arm_robot = (found.point[0] - c, found.point[1], found.point[2])
-    arm_body = sub(found.point, centre)
-    turn = w_robot[2]
-    rel = sub(
-        add(w_linear, cross(w_angular, arm_body)),
-        (w_robot[0] - turn * arm_robot[1], w_robot[1] + turn * arm_robot[0], 0.0),
+    rate = model.contact.damping
+    drive = (
+        add(free, scale(rate, speed)),
+        add(linear, scale(rate, frame.into(body.vel))),
+        add(angular, scale(rate, combine(axes, body.spin))),
     )
-    rel_spin = (w_angular[0], w_angular[1], w_angular[2] - turn)
-    jac, off = [], []
-    for f, mu in zip((n, t1, t2), scales[:3], strict=True):
-        g = scale(mu, f)
-        rot = whiten(cross(arm_body, g))
-        jac.append(
-            (
-                -s_robot[0] * g[0],
-                -s_robot[1] * g[1],
-                -s_robot[2] * (arm_robot[0] * g[1] - arm_robot[1] * g[0]),
-                *scale(s_linear, g),
-                *rot,
-            )
-        )
-        off.append(dot(g, rel))
-    for f, mu in zip((n, t1, t2), scales[3:], strict=True):
-        g = scale(mu, f)
-        jac.append((None, None, -s_robot[2] * g[2], None, None, None, *whiten(g)))
-        off.append(dot(g, rel_spin))
-    off[0] = off[0] + k * d * found.dist
-    problem = Problem(tuple(jac), tuple(off), stiffness)
-    zero = (jnp.zeros_like(free[0]),) * 9
-    z, count = minimise(problem, zero)
-    a = add(free, (s_robot[0] * z[0], s_robot[1] * z[1], s_robot[2] * z[2]))
-    linear = add(linear, scale(s_linear, z[3:6]))
-    angular = add(angular, whiten(z[6:9]))
-    ax, ay, _ = frame.out((a[0], a[1] - c * a[2], a[2]))
-    touching = jnp.max(jnp.where(found.active, 1, 0), axis=-1, keepdims=True) > 0
-    return Coupled((ax, ay, a[2]), frame.out(linear), tuple(dot(axis, angular) for axis in axes), touching, count)
+    problem = contact_problem(robot, model, frame, scales, found, centre, drive)
+    z, iterations = minimise(problem, start or (jnp.zeros_like(free[0]),) * 9)
+
+    ahead, across, turn = (a + s * x for a, s, x in zip(free, scales.robot, z[:3], strict=True))
+    ax, ay, _ = frame.out((ahead, across - robot.com_offset * turn, turn))
+    linear = frame.out(add(linear, scale(scales.linear, z[3:6])))
+    angular = add(angular, scales.turn(z[6:9]))
+    spin = tuple(dot(axis, angular) for axis in axes)
+    return Coupled((ax, ay, turn), linear, spin, any_active(found), z, iterations)
 
 
-def coupled_step(robot, model, pose, velocity, control, body, target):
-    a = coupled_acceleration(robot, model, pose, velocity, control, body, target)
-    pose, velocity = planar.integrate(robot, pose, velocity, a.robot)
-    return pose, velocity, integrate(body, a.linear, a.angular, robot.timestep), a.touching
+def coupled_step(
+    robot: PlanarRobot,
+    model: BoxModel,
+    pose: Pose,
+    velocity: Velocity,
+    control: Control,
+    body: Body,
+    target: Target,
+    start: Vector | None = None,
+) -> tuple[Pose, Velocity, Body, Coupled]:
+    """2 ms of motion of the robot and one box; also the accelerations (and the contact flag) at the step's beginning."""
+    accel = coupled_acceleration(robot, model, pose, velocity, control, body, target, start)
+    pose, velocity = planar.integrate(robot, pose, velocity, accel.robot)
+    return pose, velocity, integrate(body, accel.linear, accel.angular, robot.timestep), accel

@@ -24,13 +24,20 @@ LINE_SEARCH_ITERATIONS = 12
 LINE_SEARCH_TOLERANCE = 0.05  # |f′(α)| / |f′(0)|
 
 Vector = tuple[Array, ...]
-Projection = tuple[Array | None, ...]  # one row of J; None: a zero of the structure
+Column = dict[int, Array]  # one column of J by projection number; a missing number is a zero of the structure
 
 
 class Problem(NamedTuple):
-    jacobian: tuple[Projection, ...]  # J, 6 × n of [..., slots]
-    offset: Vector  # e, 6 of [..., slots]
+    jacobian: tuple[Column, ...]  # J, n columns of up to six [..., slots]
+    offset: Vector  # e, six of [..., slots]
     stiffness: Array  # D, [..., slots]; 0 switches a slot off
+
+
+def add_up(terms: list[Array]) -> Array:
+    result = terms[0]
+    for term in terms[1:]:
+        result = result + term
+    return result
 
 
 def total(x: Array) -> Array:
@@ -38,129 +45,126 @@ def total(x: Array) -> Array:
     return jnp.sum(x, axis=-1, keepdims=True)
 
 
-def product(row: Projection, z: Vector) -> Array:
-    return sum(j * x for j, x in zip(row, z, strict=True) if j is not None)  # type: ignore[return-value]
+def some(flags: Array) -> Array:
+    """Whether any is true, as a scalar. GPU kernels reduce numbers only, and one axis at a time."""
+    count = jnp.where(flags, 1, 0)
+    while count.ndim:
+        count = jnp.max(count, axis=-1)
+    return count > 0
+
+
+def product(jacobian: tuple[Column, ...], z: Vector) -> Vector:
+    """J·z."""
+    return tuple(
+        add_up([column[k] * x for column, x in zip(jacobian, z, strict=True) if k in column]) for k in range(6)
+    )
 
 
 def project(problem: Problem, z: Vector) -> Vector:
     """c = J·z + e."""
-    return tuple(e + product(row, z) for e, row in zip(problem.offset, problem.jacobian, strict=True))
+    return tuple(c + e for c, e in zip(product(problem.jacobian, z), problem.offset, strict=True))
 
 
 def pattern(problem: Problem, c: Vector) -> Array:
-    """The active rows of each slot as a ten-bit number (exact in float32); equal numbers, equal sets."""
-    code = jnp.zeros_like(c[0])
-    for k in range(1, 6):
-        code = (
-            code
-            + jnp.where(c[0] + c[k] < 0, 2.0 ** (2 * k - 2), 0.0)
-            + jnp.where(c[0] - c[k] < 0, 2.0 ** (2 * k - 1), 0.0)
-        )
-    return jnp.where(problem.stiffness > 0, code, 0.0)
+    """The active rows of each slot as a ten-bit number (exact in float32): equal numbers, equal sets."""
+    bits = [jnp.where(c[0] + ck < 0, 4.0**k, 0.0) for k, ck in enumerate(c[1:])]
+    bits += [jnp.where(c[0] - ck < 0, 2.0 * 4.0**k, 0.0) for k, ck in enumerate(c[1:])]
+    return jnp.where(problem.stiffness > 0, add_up(bits), 0.0)
 
 
 def gradient(problem: Problem, z: Vector, c: Vector) -> Vector:
-    """z + Jᵀ·(force on each projection)."""
-    plus = [jnp.minimum(c[0] + ck, 0.0) for ck in c[1:]]
-    minus = [jnp.minimum(c[0] - ck, 0.0) for ck in c[1:]]
-    force = [problem.stiffness * sum(p + m for p, m in zip(plus, minus, strict=True))]
-    force += [problem.stiffness * (p - m) for p, m in zip(plus, minus, strict=True)]
-    result = []
-    for i, zi in enumerate(z):
-        terms = [row[i] * f for row, f in zip(problem.jacobian, force, strict=True) if row[i] is not None]
-        result.append(zi + total(sum(terms)))
-    return tuple(result)
+    """z + Jᵀ·(force along each projection)."""
+    plus = [problem.stiffness * jnp.minimum(c[0] + ck, 0.0) for ck in c[1:]]
+    minus = [problem.stiffness * jnp.minimum(c[0] - ck, 0.0) for ck in c[1:]]
+    force = [add_up(plus + minus)] + [p - m for p, m in zip(plus, minus, strict=True)]
+    return tuple(
+        x + total(add_up([j * force[k] for k, j in column.items()]))
+        for x, column in zip(z, problem.jacobian, strict=True)
+    )
+
+
+def weigh(column: Column, both: list[Array], skew: list[Array]) -> Column:
+    """W·column. W sums D·(1, ±1ₖ)(1, ±1ₖ)ᵀ over a slot's active rows: a diagonal `both`, and `skew` in its first row and column."""
+    result = {0: add_up([(both if k == 0 else skew)[k] * j for k, j in column.items()])}
+    for k in range(1, 6):
+        terms = ([skew[k] * column[0]] if 0 in column else []) + ([both[k] * column[k]] if k in column else [])
+        if terms:
+            result[k] = add_up(terms)
+    return result
 
 
 def hessian(problem: Problem, c: Vector) -> tuple[Vector, ...]:
-    """1 + Jᵀ·W·J, with W the arrow-shaped sum over a slot's active rows (1, ±1_k)(1, ±1_k)ᵀ·D."""
+    """1 + Jᵀ·W·J."""
     plus = [jnp.where(c[0] + ck < 0, problem.stiffness, 0.0) for ck in c[1:]]
     minus = [jnp.where(c[0] - ck < 0, problem.stiffness, 0.0) for ck in c[1:]]
-    both = [p + m for p, m in zip(plus, minus, strict=True)]
-    skew = [p - m for p, m in zip(plus, minus, strict=True)]
-    jacobian, n = problem.jacobian, len(problem.jacobian[0])
-    weighted = []  # W·J, column by column
-    for i in range(n):
-        normal = jacobian[0][i]
-        tip = 0.0 if normal is None else sum(both) * normal
-        column = []
-        for row, b, s in zip(jacobian[1:], both, skew, strict=True):
-            entry = None if normal is None else s * normal
-            if row[i] is not None:
-                tip = tip + s * row[i]
-                entry = b * row[i] if entry is None else entry + b * row[i]
-            column.append(entry)
-        weighted.append([tip, *column])
-    result = [[None] * n for _ in range(n)]
-    for i in range(n):
-        for j in range(i + 1):
-            terms = [
-                row[i] * w for row, w in zip(jacobian, weighted[j], strict=True) if row[i] is not None and w is not None
-            ]
-            value = total(sum(terms))
-            result[i][j] = result[j][i] = value + 1.0 if i == j else value
-    return tuple(tuple(row) for row in result)
+    both = [add_up(plus + minus)] + [p + m for p, m in zip(plus, minus, strict=True)]
+    skew = [both[0]] + [p - m for p, m in zip(plus, minus, strict=True)]
+    weighted = [weigh(column, both, skew) for column in problem.jacobian]
+    lower = [
+        [
+            total(add_up([j * weighted[other][k] for k, j in column.items() if k in weighted[other]]))
+            for other in range(i + 1)
+        ]
+        for i, column in enumerate(problem.jacobian)
+    ]
+    n = len(lower)
+    return tuple(tuple(lower[max(i, j)][min(i, j)] + (1.0 if i == j else 0.0) for j in range(n)) for i in range(n))
 
 
-def step_length(problem: Problem, z: Vector, c: Vector, step: Vector) -> Array:
-    """α ≈ argmin f(z + α·step) by safeguarded Newton on f′; exactly 1 if the full step is good enough."""
-    slope = tuple(product(row, step) for row in problem.jacobian)
+def step_length(problem: Problem, z: Vector, c: Vector, step: Vector, slope: Array, full: Array) -> Array:
+    """α ≈ argmin f(z + α·step) by safeguarded Newton on f′, whose value at 0 is `slope`; 1 where `full` or good enough."""
+    rate = product(problem.jacobian, step)
     linear, quadratic = dot(z, step), dot(step, step)
 
     def derivatives(alpha):
-        at = [ck + alpha * sk for ck, sk in zip(c, slope, strict=True)]
-        first, second = 0.0, 0.0
-        for k in range(1, 6):
-            for sign in (1.0, -1.0):
-                value, rate = at[0] + sign * at[k], slope[0] + sign * slope[k]
-                pull = jnp.where(value < 0, rate, 0.0)
-                first, second = first + pull * value, second + pull * rate
-        return (
-            linear + alpha * quadratic + total(problem.stiffness * first),
-            quadratic + total(problem.stiffness * second),
-        )
-
-    zero, one = jnp.zeros_like(linear), jnp.ones_like(linear)
-    enough = LINE_SEARCH_TOLERANCE * abs(derivatives(zero)[0])
+        at = [ck + alpha * rk for ck, rk in zip(c, rate, strict=True)]
+        rows = [(at[0] + a, rate[0] + r) for a, r in zip(at[1:], rate[1:], strict=True)]
+        rows += [(at[0] - a, rate[0] - r) for a, r in zip(at[1:], rate[1:], strict=True)]
+        pull = [jnp.where(value < 0, problem.stiffness * speed, 0.0) for value, speed in rows]
+        first = add_up([p * value for p, (value, _) in zip(pull, rows, strict=True)])
+        second = add_up([p * speed for p, (_, speed) in zip(pull, rows, strict=True)])
+        return linear + alpha * quadratic + total(first), quadratic + total(second)
 
     def unfinished(carry):
-        iteration, *_, done = carry
-        return (iteration < LINE_SEARCH_ITERATIONS) & (jnp.max(jnp.where(done, 0, 1)) > 0)
+        iteration, _, _, _, done = carry
+        return (iteration < LINE_SEARCH_ITERATIONS) & some(~done)
 
     def refine(carry):
         iteration, alpha, low, high, done = carry
         first, second = derivatives(alpha)
-        done = done | (abs(first) <= enough)
+        done = done | (abs(first) <= LINE_SEARCH_TOLERANCE * abs(slope))
         low, high = jnp.where(first < 0, alpha, low), jnp.where(first < 0, high, alpha)
-        proposal = alpha - first / second
-        proposal = jnp.where((proposal > low) & (proposal < high), proposal, 0.5 * (low + high))
-        return iteration + 1, jnp.where(done, alpha, proposal), low, high, done
+        guess = alpha - first / second
+        guess = jnp.where((guess > low) & (guess < high), guess, 0.5 * (low + high))
+        return iteration + 1, jnp.where(done, alpha, guess), low, high, done
 
-    start = (0, one, zero, 2.0 * one, jnp.zeros(one.shape, bool))
-    _, alpha, low, _, done = lax.while_loop(unfinished, refine, start)
-    return jnp.where(done, alpha, jnp.where(low > 0, low, alpha))
+    one = jnp.ones_like(slope)
+    _, alpha, low, _, done = lax.while_loop(unfinished, refine, (0, one, 0.0 * one, 2.0 * one, full))
+    return jnp.where(done | (low == 0), alpha, low)
 
 
 def minimise(problem: Problem, start: Vector) -> tuple[Vector, Array]:
-    """argmin f from `start`, and the number of Newton steps, [..., 1]."""
+    """argmin f from `start`, and the number of Newton steps taken, [..., 1]. Without any contact, 0 and none."""
 
     def unfinished(carry):
         iteration, _, done, _ = carry
-        return (iteration < MAX_ITERATIONS) & (jnp.max(jnp.where(done, 0, 1)) > 0)
+        return (iteration < MAX_ITERATIONS) & some(~done)
 
     def improve(carry):
         iteration, z, done, count = carry
         c = project(problem, z)
-        minus_step = solve_spd(hessian(problem, c), gradient(problem, z, c))
-        step = tuple(-x for x in minus_step)
-        target = tuple(x + d for x, d in zip(z, step, strict=True))
-        change = jnp.where(pattern(problem, c) == pattern(problem, project(problem, target)), 0.0, 1.0)
-        settled = jnp.max(change, axis=-1, keepdims=True) == 0
-        alpha = jnp.where(settled, 1.0, step_length(problem, z, c, step))
-        z = tuple(jnp.where(done, x, x + alpha * d) for x, d in zip(z, step, strict=True))
-        return iteration + 1, z, done | settled, count + jnp.where(done, 0, 1)
+        slope = gradient(problem, z, c)
+        step = tuple(-x for x in solve_spd(hessian(problem, c), slope))
+        end = project(problem, tuple(x + s for x, s in zip(z, step, strict=True)))
+        same = jnp.where(pattern(problem, c) == pattern(problem, end), 1.0, 0.0)
+        negligible = dot(step, step) <= tiny * dot(z, z)  # a row at zero to rounding would switch for ever
+        settled = done | negligible | (jnp.min(same, axis=-1, keepdims=True) > 0)
+        alpha = step_length(problem, z, c, step, dot(slope, step), settled)
+        z = tuple(jnp.where(done, x, x + alpha * s) for x, s in zip(z, step, strict=True))
+        return iteration + 1, z, settled, count + jnp.where(done, 0, 1)
 
-    nothing = jnp.max(jnp.where(problem.stiffness > 0, 1.0, 0.0), axis=-1, keepdims=True) == 0
-    count = jnp.zeros(nothing.shape, jnp.int32)
-    _, z, _, count = lax.while_loop(unfinished, improve, (0, start, nothing, count))
+    tiny = (4.0 * float(jnp.finfo(problem.stiffness.dtype).eps)) ** 2
+    idle = jnp.max(problem.stiffness, axis=-1, keepdims=True) == 0
+    z = tuple(jnp.where(idle, 0.0, x) for x in start)
+    _, z, _, count = lax.while_loop(unfinished, improve, (0, z, idle, jnp.zeros(idle.shape, jnp.int32)))
     return z, count

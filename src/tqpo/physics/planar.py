@@ -14,7 +14,9 @@ that see only the normal.
 import math
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 
 from tqpo.physics.contact import Softness, pyramid_regulariser
 from tqpo.physics.solver import Matrix, Row, Vector, minimise, multiply, solve_spd
@@ -196,6 +198,22 @@ def physics_step(
     """2 ms of motion."""
     accel = acceleration(robot, pose, velocity, control, spheres, radius)
     return integrate(robot, pose, velocity, accel)
+
+
+def environment_step(
+    robot: PlanarRobot, pose: Pose, velocity: Velocity, control: Control, spheres: Points, radius: float
+) -> tuple[Pose, Velocity, Vector]:
+    """Ten physics steps, and the acceleration felt at the end of them under the same control."""
+
+    def one(i, state):
+        pose, velocity, _ = state
+        accel = acceleration(robot, pose, velocity, control, spheres, radius)
+        moved = integrate(robot, pose, velocity, accel)
+        state = jax.tree.map(lambda new, old: jnp.where(i < robot.substeps, new, old), moved, (pose, velocity))
+        return *state, accel
+
+    # One round more than there are steps: the last only feels the acceleration at the end.
+    return lax.fori_loop(0, robot.substeps + 1, one, (pose, velocity, (jnp.zeros_like(pose[0]),) * 3))
 
 
 def touches_sphere(robot: PlanarRobot, pose: Pose, point: tuple[Array, Array], radius: float) -> Array:

@@ -13,21 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tqpo.physics import movable
+from tqpo.physics import movable, planar
 from tqpo.physics.drive import components, drive_xla, flatten_vmap, on_some, path
-from tqpo.physics.movable import Body, BoxModel, Target
+from tqpo.physics.movable import Body, Boxes, BoxModel, Target
 from tqpo.physics.planar import PlanarRobot
 from tqpo.types import Array
 
 CHUNK = 8  # pairs of robot and box that are solved together on the xla path
-
-
-class Boxes(NamedTuple):
-    """The boxes of one environment, as MuJoCo keeps free joints."""
-
-    pos: Array  # [G, 3] m
-    quat: Array  # [G, 4] w, x, y, z
-    vel: Array  # [G, 6] linear in the world frame [m/s], angular in the body frame [rad/s]
 
 
 class BoxMotion(NamedTuple):
@@ -83,7 +75,7 @@ def solve_weld(robot: PlanarRobot, model: BoxModel, travel: float, body: Body, c
     """An environment step of a box that touches nothing, by components."""
 
     def one(i, body):
-        return movable.weld_step(model, body, target(model, travel, circle, i * robot.timestep), robot.timestep)
+        return movable.free_step(model, body, target(model, travel, circle, i * robot.timestep), robot.timestep)
 
     return lax.fori_loop(0, robot.substeps, one, body)
 
@@ -92,14 +84,23 @@ def solve_pair(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocit
     """An environment step of the robot and one box together, by components [..., 1]."""
 
     def one(i, state):
-        goal = target(model, travel, circle, i * robot.timestep)
-        pose, velocity, body, _ = movable.coupled_step(robot, model, *state[:2], control, state[2], goal)
-        return pose, velocity, body
+        pose, velocity, body, *_, effort = state
+        during = jnp.minimum(i, robot.substeps - 1) * robot.timestep  # the mocap stays until the next step
+        goal = target(model, travel, circle, during)
+        felt = movable.coupled_acceleration(robot, model, pose, velocity, control, body, goal, effort)
+        moved = (
+            *planar.integrate(robot, pose, velocity, felt.robot),
+            movable.integrate(body, felt.linear, felt.angular, robot.timestep),
+        )
+        here = (pose, velocity, body)
+        state = jax.tree.map(lambda new, old: jnp.where(i < robot.substeps, new, old), moved, here)
+        return *state, felt.robot, felt.touching, felt.effort
 
-    pose, velocity, body = lax.fori_loop(0, robot.substeps, one, (pose, velocity, body))
-    last = target(model, travel, circle, (robot.substeps - 1) * robot.timestep)  # the mocap stays until the next step
-    felt = movable.coupled_acceleration(robot, model, pose, velocity, control, body, last)
-    return Pair(pose, velocity, felt.robot, body, felt.touching)
+    zero = jnp.zeros_like(pose[0])
+    start = (pose, velocity, body, (zero,) * 3, zero > 0, (zero,) * 9)
+    # One round more than there are steps: the last only feels the acceleration at the end.
+    pose, velocity, body, accel, touching, _ = lax.fori_loop(0, robot.substeps + 1, one, start)
+    return Pair(pose, velocity, accel, body, touching)
 
 
 def as_body(pos: Array, quat: Array, vel: Array) -> Body:

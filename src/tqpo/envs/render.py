@@ -1,0 +1,238 @@
+"""A drawing of a task from above, without OpenGL: `draw` gives one frame; `python -m tqpo.envs.render` the pictures of the docs.
+
+Colours follow Safety Gym: robot red, goal green, hazards blue, buttons orange, gremlins purple. Around the robot lies one ring per
+lidar in the colour of what it sees, a bin the more opaque the closer the object. A red frame marks a step that costs.
+"""
+
+import argparse
+import math
+import pathlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from tqpo.envs.config import TaskConfig
+from tqpo.envs.task import State
+
+Colour = tuple[int, int, int]
+
+ROBOT, ROBOT_DARK = (224, 58, 62), (170, 34, 42)
+GOAL, HAZARD, BUTTON, GREMLIN = (38, 166, 91), (59, 105, 224), (245, 146, 32), (134, 72, 190)
+ALARM = (230, 30, 45)
+PAGE, ARENA, GRID, EDGE = (240, 242, 246), (255, 255, 255), (235, 238, 243), (203, 209, 219)
+INK, FAINT = (38, 44, 56), (134, 142, 156)
+KINDS = {"goal_lidar": GOAL, "hazards_lidar": HAZARD, "buttons_lidar": BUTTON, "gremlins_lidar": GREMLIN}
+
+OVERSAMPLING = 3  # drawn so many times larger, then averaged: smooth edges
+MARGIN = 0.3  # m seen beyond the arena
+RING_START, RING_WIDTH, RING_GAP = 0.2, 0.045, 0.014  # m
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What the line under the picture says, beside the step."""
+
+    episode_return: float = 0.0
+    episode_cost: float = 0.0
+
+
+NOTHING_YET = Caption()
+
+
+class Canvas:
+    """Draws in metres. `span` is half the width of what is seen."""
+
+    def __init__(self, image: Image.Image, span: float) -> None:
+        self.image, self.span = image, span
+        self.scale = image.width / (2.0 * span)  # px/m
+        self.pen = ImageDraw.Draw(image, "RGBA")
+
+    def px(self, x: float, y: float) -> tuple[float, float]:
+        return (x + self.span) * self.scale, (self.span - y) * self.scale
+
+    def disc(self, at, radius: float, fill, outline=None, width: float = 0.0) -> None:
+        x, y = self.px(*at[:2])
+        r = radius * self.scale
+        self.pen.ellipse((x - r, y - r, x + r, y + r), fill, outline, round(width * self.scale))
+
+    def polygon(self, points, fill, outline=None, width: float = 0.0) -> None:
+        corners = [self.px(*p) for p in points]
+        self.pen.polygon(corners, fill)
+        if outline:
+            self.pen.line([*corners, corners[0], corners[1]], outline, round(width * self.scale), joint="curve")
+
+    def dashes(self, at, radius: float, colour, width: float, count: int = 36) -> None:
+        x, y = self.px(*at[:2])
+        r, step = radius * self.scale, 360.0 / count
+        for k in range(count):
+            self.pen.arc((x - r, y - r, x + r, y + r), k * step, (k + 0.55) * step, colour, round(width * self.scale))
+
+
+def square(at, half: float, yaw: float) -> list[tuple[float, float]]:
+    cos, sin = half * math.cos(yaw), half * math.sin(yaw)
+    return [(at[0] + a * cos - b * sin, at[1] + a * sin + b * cos) for a, b in ((1, 1), (-1, 1), (-1, -1), (1, -1))]
+
+
+@lru_cache(maxsize=8)
+def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size)
+
+
+@lru_cache(maxsize=8)
+def background(size: int, height: int, span: float, extents: float) -> Image.Image:
+    """Everything that does not move: page, arena, half-metre grid."""
+    image = Image.new("RGB", (size, height), PAGE)
+    canvas = Canvas(image, span)
+    corner = [canvas.px(-extents, extents), canvas.px(extents, -extents)]
+    canvas.pen.rectangle([*corner[0], *corner[1]], ARENA)
+    thin = max(1, round(0.006 * canvas.scale))
+    for k in range(-math.floor(2 * extents), math.floor(2 * extents) + 1):
+        canvas.pen.line([canvas.px(k / 2, -extents), canvas.px(k / 2, extents)], GRID, thin)
+        canvas.pen.line([canvas.px(-extents, k / 2), canvas.px(extents, k / 2)], GRID, thin)
+    canvas.pen.rectangle([*corner[0], *corner[1]], None, EDGE, 2 * thin)
+    return image
+
+
+def draw_floor(canvas: Canvas, state: State, config: TaskConfig) -> None:
+    """What the robot drives over: hazards, the goal area, the circles of gremlins."""
+    for place in state.hazards:
+        canvas.disc(place, config.hazard_radius, (*HAZARD, 62), (*HAZARD, 190), 0.012)
+        canvas.disc(place, 0.55 * config.hazard_radius, (*HAZARD, 34))
+    if config.goal == "area":
+        canvas.disc(state.goal, config.goal_radius, (*GOAL, 70), (*GOAL, 255), 0.016)
+        canvas.disc(state.goal, 0.5 * config.goal_radius, None, (*GOAL, 140), 0.012)
+        canvas.disc(state.goal, 0.035, (*GOAL, 255))
+    for centre in state.gremlins:
+        canvas.dashes(centre, config.gremlin_travel, (*GREMLIN, 120), 0.01)
+
+
+def draw_solids(canvas: Canvas, state: State, config: TaskConfig) -> None:
+    waiting = int(state.timer) > 0
+    for i, place in enumerate(state.buttons):
+        is_goal = i == int(state.goal_button)
+        colour = GOAL if is_goal else BUTTON
+        if is_goal:
+            canvas.disc(place, 1.9 * config.button_radius, (*GOAL, 46), (*GOAL, 170), 0.012)
+        canvas.disc(place, config.button_radius, (*colour, 110 if waiting else 255), darker(colour), 0.014)
+        shine = place + config.button_radius * np.array([-0.3, 0.33])
+        canvas.disc(shine, 0.26 * config.button_radius, (255, 255, 255, 60 if waiting else 120))
+    for pos, quat in zip(state.boxes.pos, state.boxes.quat, strict=True):
+        w, x, y, z = quat
+        yaw = math.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+        half = config.box.half_size
+        canvas.polygon(square(pos, half, yaw), (*GREMLIN, 235), darker(GREMLIN), 0.014)
+        canvas.polygon(square(pos, 0.45 * half, yaw), (255, 255, 255, 60))
+
+
+def darker(colour: Colour) -> Colour:
+    red, green, blue = (round(0.74 * c) for c in colour)
+    return red, green, blue
+
+
+def draw_rings(canvas: Canvas, pose: np.ndarray, obs: np.ndarray, config: TaskConfig) -> None:
+    """One ring per lidar; bin k covers the angles from k to k + 1 bin widths left of the heading."""
+    width = 2.0 * math.pi / config.lidar_bins
+    inner = RING_START
+    rings = [(name, colour) for name, colour in KINDS.items() if name in config.observation]
+    canvas.disc(pose, inner + len(rings) * (RING_WIDTH + RING_GAP), (255, 255, 255, 150))
+    for name, colour in rings:
+        for k, closeness in enumerate(obs[config.observation[name]]):
+            start, end = pose[2] + (k + 0.06) * width, pose[2] + (k + 0.94) * width
+            segment = ring_segment(pose, inner, inner + RING_WIDTH, start, end)
+            canvas.polygon(segment, (*colour, 24 + round(231 * float(closeness) ** 0.75)))
+        inner += RING_WIDTH + RING_GAP
+
+
+def ring_segment(at, inner: float, outer: float, start: float, end: float) -> list[tuple[float, float]]:
+    angles = np.linspace(start, end, 5)
+    out = [(at[0] + outer * math.cos(a), at[1] + outer * math.sin(a)) for a in angles]
+    return out + [(at[0] + inner * math.cos(a), at[1] + inner * math.sin(a)) for a in angles[::-1]]
+
+
+def draw_robot(canvas: Canvas, pose: np.ndarray, config: TaskConfig) -> None:
+    robot = config.robot
+    ahead = pose[:2] + robot.box_offset * np.array([math.cos(pose[2]), math.sin(pose[2])])
+    canvas.polygon(square(ahead, robot.box_half, pose[2]), ROBOT_DARK, ROBOT_DARK, 0.012)
+    canvas.disc(pose, robot.sphere_radius, ROBOT, ROBOT_DARK, 0.014)
+    arrow = [(0.062, 0.0), (-0.034, 0.046), (-0.012, 0.0), (-0.034, -0.046)]  # m, ahead and left
+    cos, sin = math.cos(pose[2]), math.sin(pose[2])
+    canvas.polygon([(pose[0] + u * cos - v * sin, pose[1] + u * sin + v * cos) for u, v in arrow], (255, 255, 255))
+
+
+def draw_caption(image: Image.Image, top: int, state: State, caption: Caption) -> None:
+    """Three pairs of a small label and its value."""
+    pen = ImageDraw.Draw(image)
+    unit = image.width / 480.0
+    costly = float(state.cost) > 0
+    values = (
+        ("STEP", f"{int(state.steps)}", INK),
+        ("RETURN", f"{caption.episode_return:.2f}", INK),
+        ("COST", f"{caption.episode_cost:.0f}", ALARM if costly else INK),
+    )
+    for i, (label, value, colour) in enumerate(values):
+        x = unit * (24 + 156 * i)
+        small, large = font(round(12 * unit)), font(round(20 * unit))
+        pen.text((x, top + 31 * unit), label, FAINT, small, anchor="ls")
+        pen.text((x + small.getlength(label) + 9 * unit, top + 31 * unit), value, colour, large, anchor="ls")
+
+
+def draw(
+    state: State, obs: np.ndarray, config: TaskConfig, caption: Caption = NOTHING_YET, size: int = 480
+) -> np.ndarray:
+    """One frame, uint8 [1.1·size, size, 3]. `state` holds NumPy arrays; `obs` is what the robot sees in it."""
+    pose = np.asarray(state.pose, float)
+    span = max(config.extents, *np.abs(pose[:2]).tolist()) + MARGIN  # zooms out for a robot that leaves the arena
+    large, bar = size * OVERSAMPLING, size // 10
+    image = background(large, large + bar * OVERSAMPLING, round(span, 3), config.extents).copy()
+    canvas = Canvas(image, round(span, 3))
+    draw_floor(canvas, state, config)
+    draw_rings(canvas, pose, obs, config)
+    draw_solids(canvas, state, config)
+    if float(state.cost) > 0:
+        canvas.disc(pose, 0.165, (*ALARM, 90))
+        canvas.pen.rectangle((0, 0, large - 1, large - 1), None, (*ALARM, 60), round(0.024 * large))
+        canvas.pen.rectangle((0, 0, large - 1, large - 1), None, (*ALARM, 255), round(0.011 * large))
+    draw_robot(canvas, pose, config)
+    canvas.pen.rectangle((0, large, large, image.height), ARENA)
+    image = image.reduce(OVERSAMPLING)
+    draw_caption(image, size, state, caption)
+    return np.asarray(image)
+
+
+def frames(task: str, steps: int, seed: int) -> Iterator[tuple[np.ndarray, bool]]:
+    """Frames of an episode driven straight at the goal, and whether the step cost."""
+    from tqpo.envs.gymnasium import TaskEnv
+
+    env = TaskEnv(task, render_mode="rgb_array")
+    env.reset(seed=seed)
+    for _ in range(steps):
+        state = env.world.get_state()
+        dx, dy = np.asarray(state.goal - state.pose[:2], float)
+        turn = math.remainder(math.atan2(dy, dx) - float(state.pose[2]), 2.0 * math.pi)
+        *_, info = env.step([0.02 if abs(turn) < 0.5 else 0.0, max(-1.0, min(1.0, 2.0 * turn))])
+        frame = env.render()
+        assert frame is not None
+        yield frame, info["cost"] > 0
+
+
+EXAMPLES = {"SimpleEnv": (0, 150), "DynamicEnv": (0, 150), "GremlinEnv": (0, 150), "DynamicButtonEnv": (0, 150)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draws one picture of each task.")
+    parser.add_argument(
+        "--out", type=pathlib.Path, default=pathlib.Path("docs/images"), help="folder for the PNG files"
+    )
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    for task, (seed, steps) in EXAMPLES.items():
+        *_, (frame, _) = frames(task, steps, seed)
+        Image.fromarray(frame).save(out / f"{task}.png", optimize=True)
+        print(out / f"{task}.png")
+
+
+if __name__ == "__main__":
+    main()

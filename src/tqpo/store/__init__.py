@@ -1,0 +1,7 @@
+"""Runs on disk: whole after any crash, verified on every load. `run` describes the folder."""
+
+from tqpo.store.disk import DamagedError, StoreWarning
+from tqpo.store.metrics import EMPTY, Mark, rows_of_chunk
+from tqpo.store.run import Run, create, open_run
+
+__all__ = ["EMPTY", "DamagedError", "Mark", "Run", "StoreWarning", "create", "open_run", "rows_of_chunk"]

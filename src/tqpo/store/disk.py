@@ -1,0 +1,268 @@
+"""Files that are either whole or absent: atomic writes, checksummed JSON, names that stay inside a folder, locks.
+
+A file or folder becomes visible by one rename, after its content is on the disk. Whatever a crash leaves behind starts
+with `TEMPORARY` or `REPLACED`; `tidy` clears it away. POSIX only (rename, flock).
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import socket
+import stat
+import warnings
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import jax
+import numpy as np
+
+from tqpo.errors import StoreError
+
+TEMPORARY = ".tmp-"  # not yet or no longer visible
+REPLACED = ".old-"  # a folder that another one is about to take the place of
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class DamagedError(StoreError):
+    """A file whose content is not what was written."""
+
+
+class StoreWarning(UserWarning):
+    """Something in a run folder was not as it should be, and the work went on without it."""
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[None]:
+    """Turns a failure of the operating system into one that names the path and the space left."""
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror or error} ({free_space(path)})"
+        if error.errno in FULL:
+            message += "; what was saved before is intact: make room and resume"
+        raise StoreError(message) from error
+
+
+def free_space(path: pathlib.Path) -> str:
+    with contextlib.suppress(OSError, StopIteration):
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        return f"{shutil.disk_usage(folder).free / 1e6:.1f} MB free on its disk"
+    return "free space unknown"
+
+
+def write_bytes(path: pathlib.Path, data: bytes) -> None:
+    """Replaces a file at once; on failure the old one stays."""
+    temporary = path.with_name(TEMPORARY + path.name)
+    with writing(path), removing(temporary):
+        write_synced(temporary, data)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+
+
+def write_folder(path: pathlib.Path, files: dict[str, bytes]) -> None:
+    """Makes a folder of files visible at once, in place of an old one if there is one."""
+    temporary = path.with_name(TEMPORARY + path.name)
+    with writing(path), removing(temporary):
+        remove(temporary)
+        os.mkdir(temporary)
+        for name, data in files.items():
+            write_synced(temporary / name, data)
+        sync_folder(temporary)
+        _swap_in(temporary, path)
+
+
+def _swap_in(temporary: pathlib.Path, path: pathlib.Path) -> None:
+    """A full folder cannot be renamed over: the old one steps aside, and `tidy` puts it back if we die in between."""
+    aside = path.with_name(REPLACED + path.name)
+    replaces = os.path.lexists(path)
+    if replaces:
+        os.rename(path, aside)
+    try:
+        os.rename(temporary, path)
+    except OSError:
+        if replaces:
+            os.rename(aside, path)
+        raise
+    sync_folder(path.parent)
+    remove(aside)
+
+
+def drop_folder(path: pathlib.Path) -> None:
+    """Makes a folder invisible at once, then removes it."""
+    aside = path.with_name(TEMPORARY + path.name)
+    with writing(path):
+        remove(aside)
+        os.rename(path, aside)
+        remove(aside)
+
+
+@contextlib.contextmanager
+def removing(temporary: pathlib.Path) -> Iterator[None]:
+    """Leaves no temporary behind when the body fails."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            remove(temporary)
+        raise
+
+
+def remove(path: pathlib.Path) -> None:
+    """Removes a file, link or folder; never follows a link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_synced(path: pathlib.Path, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def sync_folder(path: pathlib.Path) -> None:
+    """Puts the names in a folder on the disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def tidy(folder: pathlib.Path) -> None:
+    """Clears away what a crash left behind. Only for the holder of the lock."""
+    with writing(folder):
+        for parent, folders, files in os.walk(folder):
+            for name in [*folders, *files]:
+                path = pathlib.Path(parent, name)
+                if name.startswith(REPLACED) and not os.path.lexists(whole := path.with_name(name[len(REPLACED) :])):
+                    os.rename(path, whole)
+                elif name.startswith((TEMPORARY, REPLACED)):
+                    remove(path)
+            folders[:] = [name for name in folders if not name.startswith((TEMPORARY, REPLACED))]
+
+
+def read_bytes(path: pathlib.Path) -> bytes:
+    """A plain file's content; a link, a pipe or a folder in its place is damage."""
+    try:
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            raise DamagedError(f"{path} is not a plain file")
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise DamagedError(f"{path} is missing") from None
+    except OSError as error:
+        raise DamagedError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def inside(root: pathlib.Path, name: Any) -> pathlib.Path:
+    """The path of `name` below `root`, or an error for any name or link that could lead elsewhere."""
+    parts = name.split("/") if isinstance(name, str) and name.isprintable() and "\\" not in name else [""]
+    if any(part in {"", ".", ".."} or part.startswith((TEMPORARY, REPLACED)) or len(part) > 200 for part in parts):
+        raise StoreError(f"{name!r} does not name a file inside {root}: use a relative name without '..'")
+    path = root
+    for part in parts:
+        path = path / part
+        if path.is_symlink():
+            raise StoreError(f"{path} is a link: a run folder holds plain files and folders only")
+    return path
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def fingerprint(data: bytes) -> dict[str, Any]:
+    return {"size": len(data), "sha256": digest(data)}
+
+
+def check_fingerprint(path: pathlib.Path, expected: Any) -> bytes:
+    """The file's content if it is what was written."""
+    data = read_bytes(path)
+    if fingerprint(data) != expected:
+        raise DamagedError(f"{path} is damaged: its SHA-256 or size is not what was recorded when it was written")
+    return data
+
+
+def encode(obj: Any) -> bytes:
+    """JSON for people and programs; NaN and infinities as Python's `json` reads and writes them."""
+    try:
+        return (json.dumps(obj, indent=1, ensure_ascii=False, default=_plain) + "\n").encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"cannot be stored as JSON: {error}") from error
+
+
+def _plain(obj: Any) -> Any:
+    if isinstance(obj, np.generic | np.ndarray | jax.Array):
+        return np.asarray(obj).tolist()
+    if isinstance(obj, os.PathLike):
+        return os.fspath(obj)
+    raise TypeError(f"{type(obj).__name__} {obj!r} is not a number, string, list or dict")
+
+
+def decode(data: bytes, path: pathlib.Path) -> dict[str, Any]:
+    try:
+        obj = json.loads(data)
+    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, absurdly long numbers
+        raise DamagedError(f"{path} is not readable as JSON: {error}") from None
+    if not isinstance(obj, dict):
+        raise DamagedError(f"{path} holds a JSON {type(obj).__name__} where a dict belongs")
+    return obj
+
+
+def seal(body: dict[str, Any]) -> bytes:
+    """JSON that carries its own checksum."""
+    body = json.loads(encode(body))  # tuples → lists, so that it reads back as the same bytes
+    return encode({**body, "sha256": digest(encode(body))})
+
+
+def unseal(data: bytes, path: pathlib.Path, format_name: str) -> dict[str, Any]:
+    """The body of sealed JSON, every byte of it verified."""
+    body = decode(data, path)
+    body.pop("sha256", None)
+    if seal(body) != data:
+        raise DamagedError(f"{path} is damaged: it does not match its own SHA-256")
+    if body.get("format") != format_name:
+        raise DamagedError(f"{path} is of format {body.get('format')!r}; this version reads {format_name!r}")
+    return body
+
+
+def take_lock(path: pathlib.Path) -> Any:
+    """An open file that holds the lock until it is closed or the process ends, however it ends."""
+    with writing(path):
+        file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b", buffering=0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _refuse_lock(path, file)
+    except OSError as error:
+        warnings.warn(f"{path}: this disk has no locks ({error}); start one writer only", StoreWarning, stacklevel=3)
+    with contextlib.suppress(OSError):  # who holds it is only a courtesy
+        file.truncate(0)
+        file.write(encode({"lock": "tqpo run", "pid": os.getpid(), "host": socket.gethostname()}))
+    return file
+
+
+def _refuse_lock(path: pathlib.Path, file: Any) -> NoReturn:
+    with file:
+        try:
+            holder = decode(file.read(1000), path)
+            who = f"process {holder['pid']} on {holder['host']}"
+        except (StoreError, KeyError):
+            who = "another process"
+    raise StoreError(f"{path.parent} is being written to by {who}: wait for it or stop it, then try again")

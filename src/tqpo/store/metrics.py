@@ -1,0 +1,191 @@
+"""`metrics.csv`: one whole row per run and iteration, appended between chunks.
+
+A checkpoint holds a `Mark` of the file as it was then. A resumed run cuts the file back to the mark of its checkpoint, so
+that rows are never repeated and the file ends as if nothing had happened.
+"""
+
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tqpo.errors import StoreError
+from tqpo.store import disk
+from tqpo.store.disk import DamagedError
+
+LEADING = ("run", "seed", "iteration", "step")
+
+
+class Mark(NamedTuple):
+    """A prefix of the file."""
+
+    rows: int
+    size: int  # bytes
+    sha256: str
+
+
+EMPTY = Mark(0, 0, disk.digest(b""))
+
+
+def rows_of_chunk(
+    metrics: Mapping[str, np.ndarray], seeds: Sequence[int], start: int, steps: int, runs: Sequence[int] | None = None
+) -> list[dict[str, Any]]:
+    """Rows from a chunk's arrays [iterations, R, …], after `start` iterations of `steps` environment steps each.
+
+    A metric with more than one entry per run gets a column for each: `name.0`, `name.1`. `runs` numbers the runs where they
+    are not all of a group.
+    """
+    columns = {name: np.asarray(x).reshape(*x.shape[:2], -1) for name, x in metrics.items()}  # [iterations, R, entries]
+    flat = {
+        name if x.shape[-1] == 1 else f"{name}.{entry}": x[:, :, entry]
+        for name, x in columns.items()
+        for entry in range(x.shape[-1])
+    }
+    length = len(next(iter(flat.values()), ()))
+    return [
+        {"run": run, "seed": seed, "iteration": start + i + 1, "step": (start + i + 1) * steps}
+        | {name: x[i, place] for name, x in flat.items()}
+        for i in range(length)
+        for place, (run, seed) in enumerate(zip(runs or range(len(seeds)), seeds, strict=True))
+    ]
+
+
+class MetricsFile:
+    """The open end of `metrics.csv`. `load` before the first use."""
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self.columns: tuple[str, ...] = ()
+        self._set(b"")
+
+    def _set(self, data: bytes) -> None:
+        self.columns = columns_of(data, self.path)
+        self.rows = max(0, data.count(b"\n") - 1)
+        self.size = len(data)
+        self._sha = hashlib.sha256(data)
+
+    def load(self) -> None:
+        """Goes to the end of the file; cuts off a row that a crash left unfinished."""
+        data = disk.read_bytes(self.path) if os.path.lexists(self.path) else b""
+        self._set(data[: data.rfind(b"\n") + 1])
+        if self.size < len(data):
+            self._cut()
+
+    def mark(self) -> Mark:
+        return Mark(self.rows, self.size, self._sha.hexdigest())
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Adds rows: all of them, or none if the disk fails."""
+        rows = list(rows)
+        if not rows:
+            return
+        columns = self.columns or check_columns(tuple(rows[0]))
+        text = [] if self.columns else [",".join(columns)]
+        for row in rows:
+            if row.keys() != set(columns):
+                raise StoreError(f"{self.path}: a row's columns differ: {sorted(row.keys() ^ set(columns))}")
+            text.append(",".join(cell(row[name]) for name in columns))
+        data = ("\n".join(text) + "\n").encode()
+        with disk.writing(self.path):
+            self._write_at_end(data)
+        self.columns = columns
+        self.rows += len(rows)
+        self.size += len(data)
+        self._sha.update(data)
+
+    def _write_at_end(self, data: bytes) -> None:
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        try:
+            if os.fstat(fd).st_size != self.size:
+                raise DamagedError(f"{self.path} was changed by someone else: resume the run")
+            os.lseek(fd, self.size, os.SEEK_SET)
+            try:
+                disk.write_all(fd, data)
+            except BaseException:
+                os.ftruncate(fd, self.size)
+                raise
+        finally:
+            os.close(fd)
+
+    def check(self, mark: Mark) -> bytes:
+        """The prefix that the mark speaks of, if the file still begins with it."""
+        data = disk.read_bytes(self.path)[: mark.size] if mark.size else b""
+        if disk.digest(data) != mark.sha256 or len(data) != mark.size:
+            raise DamagedError(f"{self.path} is damaged before row {mark.rows}: its SHA-256 is not what was recorded")
+        return data
+
+    def rewind(self, mark: Mark) -> None:
+        """Cuts the file back to the mark."""
+        self._set(self.check(mark))
+        self._cut()
+
+    def _cut(self) -> None:
+        if not os.path.lexists(self.path):
+            return
+        with disk.writing(self.path):
+            fd = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW)
+            try:
+                os.ftruncate(fd, self.size)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def sync(self) -> None:
+        """Puts all rows on the disk; a mark in a checkpoint must not run ahead of them."""
+        if self.size == 0:
+            return
+        with disk.writing(self.path):
+            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                os.fsync(fd)
+                whole = os.fstat(fd).st_size == self.size
+            finally:
+                os.close(fd)
+            disk.sync_folder(self.path.parent)
+        if not whole:
+            raise DamagedError(f"{self.path} was changed by someone else: resume the run")
+
+
+def check_columns(columns: tuple[str, ...]) -> tuple[str, ...]:
+    """The columns in order, those that name a row first."""
+    bad = [name for name in columns if not name or not name.isprintable() or set(name) & set(',"')]
+    if bad or set(LEADING) - set(columns):
+        raise StoreError(f"columns {list(columns)} cannot be stored: {LEADING} are needed, and no commas or quotes")
+    return LEADING + tuple(name for name in columns if name not in LEADING)
+
+
+def columns_of(data: bytes, path: pathlib.Path) -> tuple[str, ...]:
+    try:
+        header = data[: data.find(b"\n")].decode()
+    except UnicodeDecodeError:
+        raise DamagedError(f"{path} is damaged: its header is not text") from None
+    return tuple(header.split(",")) if header else ()
+
+
+def cell(value: Any) -> str:
+    """A number in the fewest digits that bring back the same bits of its own type."""
+    value = value[()] if isinstance(value, np.ndarray) else value
+    if isinstance(value, bool | np.bool_ | int | np.integer):
+        return str(int(value))
+    if isinstance(value, float | np.floating):
+        return str(value)
+    raise StoreError(f"{value!r} is not a number: metrics.csv holds numbers")
+
+
+def read(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Columns of whole rows; a last row without its end is still being written and is left out."""
+    if not os.path.lexists(path):
+        return {}
+    data = disk.read_bytes(path)
+    columns = columns_of(data, path)
+    lines = data[: data.rfind(b"\n") + 1].split(b"\n")[1:-1]
+    try:
+        table = np.array([[float(x) for x in line.split(b",")] for line in lines], float).reshape(-1, len(columns))
+        if len(table) != len(lines):
+            raise ValueError("rows of different lengths")
+    except ValueError as error:
+        raise DamagedError(f"{path} is damaged: {error}") from None
+    return {name: table[:, i].astype(int if name in LEADING else float) for i, name in enumerate(columns)}

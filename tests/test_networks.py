@@ -1,0 +1,138 @@
+"""Networks: the LSTM's written-out gradient, sequences against single steps, heads and their trunks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tqpo import networks
+from tqpo.errors import ConfigError
+from tqpo.networks import Context, Head, Memory, NetworkSpec
+
+OBS, ACTIONS, T, B, H = 5, 2, 7, 3, 8
+HEADS = {"value": Head(), "quantiles": Head((2, 4), "exp"), "shape": Head((2,), "4sigmoid")}
+
+
+def make(kind="lstm", heads=HEADS, init="torch", hidden=(6, H)):
+    return networks.make_network(jax.random.key(0), NetworkSpec(kind, hidden, init), OBS, ACTIONS, heads)
+
+
+def sequence(seed=1):
+    keys = jax.random.split(jax.random.key(seed), 6)
+    obs = jax.random.normal(keys[0], (T, B, OBS))
+    first = jax.random.bernoulli(keys[3], 0.3, (T, B))
+    prev_action = jnp.where(first[..., None], 0, jax.random.normal(keys[1], (T, B, ACTIONS)))
+    prev_reward = jnp.where(first, 0, jax.random.normal(keys[2], (T, B)))
+    memory = Memory(jax.random.normal(keys[4], (B, H)), jax.random.normal(keys[5], (B, H)))
+    return obs, Context(prev_action, prev_reward, first), memory
+
+
+def plain_scan(gates, weight_rec, keep, h, c):
+    """The LSTM's loop as autodiff would have it."""
+
+    def step(carry, now):
+        x, k = now
+        h, c = carry[0] * k, carry[1] * k
+        i, f, g, o = jnp.split(x + h @ weight_rec, 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    return jax.lax.scan(step, (h, c), (gates, keep))[1]
+
+
+def test_lstm_gradient_is_autodiffs(x64):
+    keys = jax.random.split(jax.random.key(0), 5)
+    shapes = ((T, B, 4 * H), (H, 4 * H), (B, H), (B, H), (T, B, H))
+    gates, weight, h, c, direction = (jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True))
+    keep = jax.random.bernoulli(keys[0], 0.7, (T, B, 1)).astype(float)
+
+    def total(f):
+        return jax.value_and_grad(lambda g, w, h, c: jnp.sum(direction * f(g, w, keep, h, c)), (0, 1, 2, 3))
+
+    both = [total(f)(gates, weight, h, c) for f in (networks.lstm_scan, plain_scan)]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), *both)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+def test_sequences_agree_with_single_steps(kind):
+    network = make(kind)
+    obs, context, memory = sequence()
+    memory = memory if kind == "lstm" else None
+    outputs = networks.unroll(network, obs, context, memory)
+    for t in range(T):
+        if memory is not None:
+            memory = Memory(*(jnp.where(context.first[t][:, None], 0.0, x) for x in memory))
+        mean, log_std, memory, features = networks.act(
+            network.actor, obs[t], memory, context.prev_action[t], context.prev_reward[t]
+        )
+        heads = networks.read_heads(network, obs[t], features)
+        np.testing.assert_allclose(mean, outputs.mean[t], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(log_std, outputs.log_std)
+        for name, x in heads.items():
+            np.testing.assert_allclose(x, outputs.heads[name][t], rtol=1e-5, atol=1e-6)
+
+
+def test_heads_have_their_shapes_and_ranges():
+    obs, context, memory = sequence()
+    heads = networks.unroll(make(), 10 * obs, context, memory).heads
+    assert heads["value"].shape == (T, B)
+    assert heads["quantiles"].shape == (T, B, 2, 4)
+    assert heads["quantiles"].min() > 0
+    assert heads["shape"].shape == (T, B, 2)
+    assert 0 < heads["shape"].min() < heads["shape"].max() < 4
+
+
+def test_heads_of_one_trunk_do_not_mix():
+    network = make("mlp")
+    weight = network.readouts["critic"].weight
+    np.testing.assert_array_equal([weight.shape[1]], [1 + 8 + 2])
+    moved = jax.tree.map(lambda x: x, network)
+    object.__setattr__(moved.readouts["critic"], "bias", network.readouts["critic"].bias.at[0].add(1.0))
+    obs = sequence()[0]
+    before, after = (networks.read_heads(n, obs, None) for n in (network, moved))
+    np.testing.assert_allclose(after["value"], before["value"] + 1, rtol=1e-6)
+    np.testing.assert_array_equal(after["quantiles"], before["quantiles"])
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+@pytest.mark.parametrize("trunk", ["own", "stopped"])
+def test_a_head_apart_leaves_actor_and_critic_alone(kind, trunk):
+    network = make(kind, {"value": Head(), "p": Head((1,), trunk=trunk)})
+    obs, context, memory = sequence()
+
+    def total(network):
+        return networks.unroll(network, obs, context, memory if kind == "lstm" else None).heads["p"].sum()
+
+    grads = jax.grad(total)(network)
+    assert all(not g.any() for g in jax.tree.leaves(grads.actor))
+    assert all(not g.any() for g in jax.tree.leaves(grads.trunks.get("critic", ())))
+    assert not grads.readouts["critic"].weight.any()
+    assert grads.readouts[trunk].weight.any()
+    assert (trunk == "own") == ("own" in grads.trunks)
+
+
+def test_torch_init_is_uniform_within_one_over_root_fan_in():
+    network = make(hidden=(300, 200))
+    for linear, fan_in in zip(network.actor.body.layers, (OBS, 300), strict=True):
+        for x in (linear.weight, linear.bias):
+            bound = 1 / np.sqrt(fan_in)
+            assert 0.95 * bound < jnp.abs(x).max() <= bound
+        assert linear.weight.std() == pytest.approx(1 / np.sqrt(3 * fan_in), rel=0.05)
+    lstm = network.actor.lstm
+    assert lstm is not None
+    for x in (lstm.weight_in, lstm.weight_rec, lstm.bias):
+        assert 0.95 / np.sqrt(200) < jnp.abs(x).max() <= 1 / np.sqrt(200)
+    assert lstm.weight_in.shape == (200 + ACTIONS + 1, 800)
+    np.testing.assert_array_equal(network.actor.log_std, np.zeros(ACTIONS))
+
+
+def test_orthogonal_init():
+    weight = make("mlp", init="orthogonal").actor.body.layers[1].weight  # [6, 8], gain √2
+    np.testing.assert_allclose(weight @ weight.T, 2 * np.eye(6), atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", [{"kind": "cnn"}, {"init": "zeros"}, {"hidden": ()}, {"hidden": (0,)}], ids=str)
+def test_impossible_networks_are_refused(spec):
+    with pytest.raises(ConfigError):
+        NetworkSpec(**spec)
