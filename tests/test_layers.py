@@ -15,7 +15,7 @@ ROWS = [
     {"envs"},
     {"rollout"},
     {"algorithms"},
-    {"train", "acting", "evaluate", "store", "provenance"},
+    {"train", "acting", "evaluate", "store", "events", "provenance"},
     {"paper", "plots", "video", "report", "bench", "parity", "convergence"},
     {"cli"},
 ]

@@ -339,7 +339,7 @@ def test_one_contact_by_hand(x64):
     ½z² + 10·½·D·(z − 3)² is at z·(1 + 10·D) = 10·D·3, so z = 2."""
     slots = jnp.zeros((1, SLOTS))
     first = slots.at[0, 0].set(1.0)
-    column = {k: slots for k in range(1, 6)} | {0: first}
+    column = dict.fromkeys(range(1, 6), slots) | {0: first}
     problem = Problem((column,), (-3.0 * first,) + (slots,) * 5, 0.2 * first)
     (z,), steps = minimise(problem, (jnp.zeros((1, 1)),))
     assert z[0, 0] == pytest.approx(2.0, abs=1e-15)

@@ -147,6 +147,35 @@ def run_episodes(
     return Totals(*(np.concatenate(x)[:episodes] for x in zip(*parts, strict=True)))
 
 
+class Trace(NamedTuple):
+    """One episode step by step, as NumPy arrays: T steps, and the T + 1 states before, between and after them."""
+
+    states: PyTree  # [T + 1, …] of the environment, its keys left out (None)
+    obs: np.ndarray  # [T + 1, O]
+    rewards: np.ndarray  # [T]
+    costs: np.ndarray  # [T, C]
+
+
+@eqx.filter_jit
+def _trace(env: Env, policy: Policy, key: Key, index: Array, deterministic: bool):
+    def step(now, _):
+        after, result = advance(env, policy, deterministic, now)
+        return after, (after.env_state, after.obs, result.reward, result.cost)
+
+    start = begin(env, policy, key, index)
+    end, (states, obs, rewards, costs) = jax.lax.scan(step, start, length=env.max_steps)
+    states, obs = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), (start.env_state, start.obs), (states, obs))
+    keyless = jax.tree.map(lambda x: None if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, states)
+    return (keyless, obs, rewards, costs), end.totals[2]
+
+
+def trace(env: Env, policy: Policy, key: Key, index: int = 0, deterministic: bool = False) -> Trace:
+    """Episode `index` of `run_episodes` with this key, in full: to draw or to play back."""
+    whole, length = _trace(env, policy, key, jnp.asarray(index), deterministic)
+    (states, obs, rewards, costs), t = jax.tree.map(np.asarray, whole), int(length)
+    return Trace(jax.tree.map(lambda x: x[: t + 1], states), obs[: t + 1], rewards[:t], costs[:t])
+
+
 def check_count(name: str, value: int) -> int:
     if value < 1:
         raise ConfigError(f"{name} = {value}: at least 1")

@@ -42,7 +42,7 @@ def field_names(config: Any) -> set[str]:
     names = set()
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        names |= field_names(value) if dataclasses.is_dataclass(value) else {field.name}
+        names |= {field.name} | (field_names(value) if dataclasses.is_dataclass(value) else set())
     return names
 
 

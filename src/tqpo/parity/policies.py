@@ -17,10 +17,10 @@ from tqpo.envs.config import TaskConfig
 
 Policy = Callable[[Any, Any, TaskConfig, Any], Any]  # obs [O], noise [2], config, numpy or jax.numpy → action [2]
 
-THRUST = 0.02  # N before the gear; the motor saturates at 0.05
+SPEED = 0.8  # m/s, wanted
+THRUST_GAIN = 0.08  # N before the gear, per m/s; the motor saturates at 0.05
 TURN_GAIN = 0.4  # per rad
-SHY = 3.0  # weight of a thing at no distance, against the goal's 1
-SHY_RANGE = 0.9  # m at which the push begins
+SHY_RANGE = 0.9  # m at which a thing begins to push aside
 
 
 def direction(lidar, config: TaskConfig, xp):
@@ -29,15 +29,14 @@ def direction(lidar, config: TaskConfig, xp):
     return xp.sum(lidar * np.cos(angles)), xp.sum(lidar * np.sin(angles))
 
 
-def steer(ahead, left, xp):
-    angle = xp.arctan2(left, ahead)
-    return xp.stack([THRUST * xp.maximum(0.0, xp.cos(angle)), xp.clip(TURN_GAIN * angle, -1.0, 1.0)])
-
-
-def towards(name: str, obs, config: TaskConfig, xp):
-    ahead, left = direction(obs[config.observation[name]], config, xp)
+def steer(ahead, left, obs, config: TaskConfig, xp):
+    """Commands that bring the velocity to SPEED along (ahead, left): points the thrust at what is missing."""
     size = xp.sqrt(ahead * ahead + left * left) + 1e-9
-    return ahead / size, left / size
+    velocity = obs[config.observation["velocimeter"]]
+    missing_ahead = SPEED * ahead / size - velocity[0]
+    angle = xp.arctan2(SPEED * left / size - velocity[1], missing_ahead)
+    thrust = xp.clip(THRUST_GAIN * missing_ahead, 0.0, 1.0)
+    return xp.stack([thrust, xp.clip(TURN_GAIN * angle, -1.0, 1.0)])
 
 
 def random(obs, noise, config: TaskConfig, xp):
@@ -45,27 +44,27 @@ def random(obs, noise, config: TaskConfig, xp):
 
 
 def straight(obs, noise, config: TaskConfig, xp):
-    return steer(*towards("goal_lidar", obs, config, xp), xp)
+    return steer(*direction(obs[config.observation["goal_lidar"]], config, xp), obs, config, xp)
 
 
 def careful(obs, noise, config: TaskConfig, xp):
-    ahead, left = towards("goal_lidar", obs, config, xp)
-    threshold = 1.0 - SHY_RANGE / config.lidar_range
+    goal = obs[config.observation["goal_lidar"]]
+    ahead, left = direction(goal / (xp.max(goal) + 1e-9), config, xp)
     for name in config.sources:
-        near = xp.maximum(0.0, obs[config.observation[f"{name}_lidar"]] - threshold) / (1.0 - threshold)
-        if name == "buttons":  # the goal is one of them: do not shy away from it
-            near = near * (obs[config.observation["goal_lidar"]] < obs[config.observation["buttons_lidar"]])
-        push = direction(near * near, config, xp)
-        ahead, left = ahead - SHY * push[0], left - SHY * push[1]
-    return steer(ahead, left, xp)
+        lidar = obs[config.observation[f"{name}_lidar"]]
+        if name == "buttons":  # the goal is one of them, and not to be shunned
+            lidar = lidar * (goal < lidar - 1e-6)
+        near = xp.maximum(0.0, 1.0 - (1.0 - lidar) * config.lidar_range / SHY_RANGE)
+        push = direction(near, config, xp)
+        ahead, left = ahead - 4.0 * push[0] - 4.0 * push[1], left - 4.0 * push[1] + 4.0 * push[0]  # away, and around it
+    return steer(ahead, left, obs, config, xp)
 
 
 def ram(obs, noise, config: TaskConfig, xp):
     target = next((n for n in ("buttons", "gremlins", "hazards") if n in config.sources), "goal")
     lidar = obs[config.observation[f"{target}_lidar"]]
     nearest = lidar * (lidar > 0.7 * xp.max(lidar))
-    ahead, left = direction(nearest + 1e-9, config, xp)
-    return steer(ahead, left, xp) + 0.05 * noise
+    return xp.clip(steer(*direction(nearest, config, xp), obs, config, xp) + 0.3 * noise, -1.0, 1.0)
 
 
 POLICIES: dict[str, Policy] = {"random": random, "straight": straight, "careful": careful, "ram": ram}

@@ -214,7 +214,7 @@ def edge_contact(half1: float, half2: float, offset: Vec, axes: Axes, overlap: O
 def clip_edge(half: Array, start: tuple[Array, ...], step: tuple[Array, ...]) -> tuple[Array, Array, Array]:
     """The part of a segment over the square |x|, |y| ≤ half: fractions where it enters and leaves, and whether there is any."""
     enter, leave = jnp.zeros_like(start[0]), jnp.ones_like(start[0])
-    some = jnp.ones(start[0].shape, bool)
+    over = jnp.ones(start[0].shape, bool)
     for p, d in zip(start, step, strict=True):
         for side in (1.0, -1.0):
             before = side * p - half  # positive: beyond this side
@@ -223,8 +223,8 @@ def clip_edge(half: Array, start: tuple[Array, ...], step: tuple[Array, ...]) ->
             cut = before / jnp.where(crosses, before - after, 1.0)
             enter = jnp.where(crosses & (before > 0), jnp.maximum(enter, cut), enter)
             leave = jnp.where(crosses & (after > 0), jnp.minimum(leave, cut), leave)
-            some = some & ((before <= 0) | (after <= 0))
-    return enter, leave, some & (enter <= leave)
+            over = over & ((before <= 0) | (after <= 0))
+    return enter, leave, over & (enter <= leave)
 
 
 class Faces(NamedTuple):
@@ -275,10 +275,10 @@ def edge_vertices(faces: Faces, slot: Array, duplicate: float) -> tuple[Vec, Arr
     along_u, along_v = jnp.where((k & 1) == 0, -2.0 * su, 0.0), jnp.where((k & 1) == 0, 0.0, -2.0 * sv)
     start = tuple(c + su * u + sv * v for c, u, v in zip(faces.c, faces.u, faces.v, strict=True))
     step = tuple(along_u * u + along_v * v for u, v in zip(faces.u, faces.v, strict=True))
-    enter, leave, some = clip_edge(faces.half, start[:2], step[:2])
+    enter, leave, over = clip_edge(faces.half, start[:2], step[:2])
     vertex = add(start, scale(jnp.where(slot < 4, enter, leave), step))
     ends_inside = leave > 1.0 - duplicate  # then its end is where the next edge begins
-    return vertex, some & ((slot < 4) | ~(ends_inside | (leave - enter < duplicate)))
+    return vertex, over & ((slot < 4) | ~(ends_inside | (leave - enter < duplicate)))
 
 
 def corner_vertices(faces: Faces, slot: Array, duplicate: float) -> tuple[Vec, Array]:

@@ -16,8 +16,8 @@ the contacts are left: `boxes.py` finds them, `newton.py` solves for z.
 
 | | MuJoCo | here |
 |---|---|---|
-| two boxes at once against the robot, box against box | solved together | the nearest box only, neglected |
-| box against floor | possible | neglected: boxes float 0.1 m above it |
+| two boxes at the robot at once | solved together | only the box given here; tasks keep them 0.8 m apart |
+| box against box, box against floor | possible | left out: boxes move in phase, 0.1 m above the floor |
 
 Arrays hold one number per environment and have shape [..., 1]; only `weld_step` takes any shape.
 """
@@ -53,7 +53,7 @@ Quat = tuple[Array, ...]  # w, x, y, z; body to world
 
 @dataclass(frozen=True)
 class BoxModel:
-    """Safety Gym's gremlin. Mass and inertia follow from the geometry; both are also MuJoCo's inverse weights, 1/m and 1/I."""
+    """Safety Gym's gremlin. Mass and inertia follow from the geometry; MuJoCo's inverse weights are 1/m and 1/I."""
 
     half_size: float = 0.1  # m
     density: float = 0.001  # kg/m³

@@ -5,13 +5,15 @@ file, a file from another checkpoint and a renamed folder are all seen before an
 them says which steps must be there, so that a missing one is seen too.
 """
 
+import contextlib
 import math
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tqpo.errors import ConfigError
-from tqpo.store import disk, pytree
+from tqpo.store import disk, pytree, sealed
 from tqpo.store.disk import DamagedError
 from tqpo.store.metrics import Mark
 from tqpo.types import PyTree
@@ -47,7 +49,7 @@ def steps(folder: pathlib.Path) -> list[int]:
     return sorted(step for step in set(found) if folder_name(step) in names)
 
 
-def step_of(meta: dict[str, Any]) -> int:
+def step_of(meta: Mapping[str, Any]) -> int:
     step = meta.get("step")
     if not isinstance(step, int) or not 0 <= step < 10**18:
         raise ConfigError(f"meta['step'] = {step!r}: the environment steps done so far, as an int")
@@ -70,33 +72,38 @@ def save(
         "state": disk.fingerprint(data),
         "leaves": leaves,
     }
-    disk.write_folder(folder / folder_name(step), {STATE: data, RECORD: disk.seal(body)})
+    disk.write_folder(folder / folder_name(step), {STATE: data, RECORD: sealed.seal(body)})
 
 
 def read_record(folder: pathlib.Path, run: str, step: int) -> Record:
     """The verified record of a checkpoint, without its state."""
     path = folder / folder_name(step)
     if path.is_symlink() or not path.is_dir():
-        raise DamagedError(f"{path} is not a folder")
-    body = disk.unseal(disk.read_bytes(path / RECORD), path / RECORD, FORMAT)
+        raise DamagedError(
+            f"{path} is not there; steps {steps(folder)} are"
+            if step not in steps(folder)
+            else f"{path} is not a folder"
+        )
+    body = sealed.unseal(disk.read_bytes(path / RECORD), path / RECORD, FORMAT)
     if body.get("run") != run or body.get("step") != step:
         raise DamagedError(
             f"{path / RECORD} belongs to step {body.get('step')} of run {body.get('run')}, "
             f"not to step {step} of run {run}"
         )
-    try:
-        record = Record(step, body["meta"], body["best"], Mark(**body["metrics"]), body["leaves"], body["state"])
-        well_formed = (
-            isinstance(record.meta, dict)
-            and isinstance(record.best, float | None)
-            and all(isinstance(leaf["kind"], str) for leaf in record.leaves.values())
-            and isinstance(record.metrics.size, int)
-        )
-    except (KeyError, TypeError, AttributeError):
-        well_formed = False
-    if not well_formed:
+    meta, best, state = body.get("meta"), body.get("best"), body.get("state")
+    if not isinstance(meta, dict) or not isinstance(best, float | None) or not isinstance(state, dict):
         raise DamagedError(f"{path / RECORD} lacks what a checkpoint needs")
-    return record
+    mark = Mark.of(body.get("metrics"), path / RECORD)
+    return Record(step, meta, best, mark, pytree.check_leaves(body.get("leaves"), path / RECORD), state)
+
+
+def records(folder: pathlib.Path, run: str) -> list[Record]:
+    """Those that are in order, oldest first; the states are not looked at."""
+    found = []
+    for step in steps(folder):
+        with contextlib.suppress(DamagedError):  # loading it warns
+            found.append(read_record(folder, run, step))
+    return found
 
 
 def load(folder: pathlib.Path, run: str, step: int, template: PyTree) -> tuple[PyTree, Record]:
@@ -112,22 +119,29 @@ def read_state(folder: pathlib.Path, record: Record) -> dict[str, Any]:
     return pytree.parse(disk.check_fingerprint(path, record.state), record.leaves, path)
 
 
+def start(folder: pathlib.Path, run: str) -> None:
+    """An empty folder of checkpoints."""
+    with disk.writing(folder):
+        folder.mkdir(exist_ok=True)
+    write_index(folder, run, [])
+
+
 def write_index(folder: pathlib.Path, run: str, kept: list[int]) -> None:
-    disk.write_bytes(folder / INDEX, disk.seal({"format": INDEX_FORMAT, "run": run, "steps": sorted(kept)}))
+    disk.write_bytes(folder / INDEX, sealed.seal({"format": INDEX_FORMAT, "run": run, "steps": sorted(kept)}))
 
 
 def read_index(folder: pathlib.Path, run: str) -> list[int]:
     """Steps that must be there."""
-    body = disk.unseal(disk.read_bytes(folder / INDEX), folder / INDEX, INDEX_FORMAT)
+    body = sealed.unseal(disk.read_bytes(folder / INDEX), folder / INDEX, INDEX_FORMAT)
     listed = body.get("steps")
     if body.get("run") != run or not isinstance(listed, list) or not all(isinstance(step, int) for step in listed):
         raise DamagedError(f"{folder / INDEX} belongs to another run")
     return listed
 
 
-def best_of(records: list[Record]) -> int | None:
+def best_of(good: list[Record]) -> int | None:
     """The step with the highest score, the later one of equals."""
-    scored = [(record.best, record.step) for record in records if record.best is not None]
+    scored = [(record.best, record.step) for record in good if record.best is not None]
     return max(scored)[1] if scored else None
 
 
@@ -136,15 +150,10 @@ def prune(folder: pathlib.Path, run: str, keep: int) -> None:
 
     First the index forgets them, then each disappears by one rename: a crash in between leaves more than needed, never less.
     """
-    records = []
-    for step in steps(folder):
-        try:
-            records.append(read_record(folder, run, step))
-        except DamagedError:  # stays for a closer look; loading it warns
-            continue
-    kept = {record.step for record in records[-keep:]} | {best_of(records)} - {None}
-    write_index(folder, run, [record.step for record in records if record.step in kept])
-    for record in records:
+    good = records(folder, run)
+    kept = {record.step for record in good[-keep:]} | {best_of(good)}
+    write_index(folder, run, [record.step for record in good if record.step in kept])
+    for record in good:
         if record.step not in kept:
             disk.drop_folder(folder / folder_name(record.step))
 

@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes, checksummed JSON, names that stay inside a folder, locks.
+"""Files that are either whole or absent: atomic writes, checksums, names that stay inside a folder.
 
 A file or folder becomes visible by one rename, after its content is on the disk. Whatever a crash leaves behind starts
 with `TEMPORARY` or `REPLACED`; `tidy` clears it away. POSIX only (rename, flock).
@@ -6,20 +6,13 @@ with `TEMPORARY` or `REPLACED`; `tidy` clears it away. POSIX only (rename, flock
 
 import contextlib
 import errno
-import fcntl
 import hashlib
-import json
 import os
 import pathlib
 import shutil
-import socket
 import stat
-import warnings
 from collections.abc import Iterator
-from typing import Any, NoReturn
-
-import jax
-import numpy as np
+from typing import Any
 
 from tqpo.errors import StoreError
 
@@ -135,6 +128,16 @@ def write_all(fd: int, data: bytes) -> None:
         rest = rest[os.write(fd, rest) :]
 
 
+def append_all(fd: int, data: bytes) -> None:
+    """Adds to the end of a file: all of it or nothing, as long as the process lives."""
+    size = os.lseek(fd, 0, os.SEEK_END)
+    try:
+        write_all(fd, data)
+    except BaseException:
+        os.ftruncate(fd, size)
+        raise
+
+
 def sync_folder(path: pathlib.Path) -> None:
     """Puts the names in a folder on the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -197,72 +200,3 @@ def check_fingerprint(path: pathlib.Path, expected: Any) -> bytes:
     if fingerprint(data) != expected:
         raise DamagedError(f"{path} is damaged: its SHA-256 or size is not what was recorded when it was written")
     return data
-
-
-def encode(obj: Any) -> bytes:
-    """JSON for people and programs; NaN and infinities as Python's `json` reads and writes them."""
-    try:
-        return (json.dumps(obj, indent=1, ensure_ascii=False, default=_plain) + "\n").encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"cannot be stored as JSON: {error}") from error
-
-
-def _plain(obj: Any) -> Any:
-    if isinstance(obj, np.generic | np.ndarray | jax.Array):
-        return np.asarray(obj).tolist()
-    if isinstance(obj, os.PathLike):
-        return os.fspath(obj)
-    raise TypeError(f"{type(obj).__name__} {obj!r} is not a number, string, list or dict")
-
-
-def decode(data: bytes, path: pathlib.Path) -> dict[str, Any]:
-    try:
-        obj = json.loads(data)
-    except (ValueError, RecursionError) as error:  # ValueError: no JSON, no UTF-8, absurdly long numbers
-        raise DamagedError(f"{path} is not readable as JSON: {error}") from None
-    if not isinstance(obj, dict):
-        raise DamagedError(f"{path} holds a JSON {type(obj).__name__} where a dict belongs")
-    return obj
-
-
-def seal(body: dict[str, Any]) -> bytes:
-    """JSON that carries its own checksum."""
-    body = json.loads(encode(body))  # tuples → lists, so that it reads back as the same bytes
-    return encode({**body, "sha256": digest(encode(body))})
-
-
-def unseal(data: bytes, path: pathlib.Path, format_name: str) -> dict[str, Any]:
-    """The body of sealed JSON, every byte of it verified."""
-    body = decode(data, path)
-    body.pop("sha256", None)
-    if seal(body) != data:
-        raise DamagedError(f"{path} is damaged: it does not match its own SHA-256")
-    if body.get("format") != format_name:
-        raise DamagedError(f"{path} is of format {body.get('format')!r}; this version reads {format_name!r}")
-    return body
-
-
-def take_lock(path: pathlib.Path) -> Any:
-    """An open file that holds the lock until it is closed or the process ends, however it ends."""
-    with writing(path):
-        file = open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b", buffering=0)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _refuse_lock(path, file)
-    except OSError as error:
-        warnings.warn(f"{path}: this disk has no locks ({error}); start one writer only", StoreWarning, stacklevel=3)
-    with contextlib.suppress(OSError):  # who holds it is only a courtesy
-        file.truncate(0)
-        file.write(encode({"lock": "tqpo run", "pid": os.getpid(), "host": socket.gethostname()}))
-    return file
-
-
-def _refuse_lock(path: pathlib.Path, file: Any) -> NoReturn:
-    with file:
-        try:
-            holder = decode(file.read(1000), path)
-            who = f"process {holder['pid']} on {holder['host']}"
-        except (StoreError, KeyError):
-            who = "another process"
-    raise StoreError(f"{path.parent} is being written to by {who}: wait for it or stop it, then try again")

@@ -26,6 +26,13 @@ class Mark(NamedTuple):
     size: int  # bytes
     sha256: str
 
+    @classmethod
+    def of(cls, stored: Any, path: pathlib.Path) -> "Mark":
+        """From the JSON of a record."""
+        if not isinstance(stored, dict) or stored.keys() != set(cls._fields) or not isinstance(stored["size"], int):
+            raise DamagedError(f"{path} has no mark of metrics.csv")
+        return cls(**stored)
+
 
 EMPTY = Mark(0, 0, disk.digest(b""))
 
@@ -67,11 +74,11 @@ class MetricsFile:
         self.size = len(data)
         self._sha = hashlib.sha256(data)
 
-    def load(self) -> None:
-        """Goes to the end of the file; cuts off a row that a crash left unfinished."""
+    def load(self, repair: bool) -> None:
+        """Goes to the end of the file; with `repair`, cuts off a row that a crash left unfinished."""
         data = disk.read_bytes(self.path) if os.path.lexists(self.path) else b""
         self._set(data[: data.rfind(b"\n") + 1])
-        if self.size < len(data):
+        if repair and self.size < len(data):
             self._cut()
 
     def mark(self) -> Mark:
@@ -101,12 +108,7 @@ class MetricsFile:
         try:
             if os.fstat(fd).st_size != self.size:
                 raise DamagedError(f"{self.path} was changed by someone else: resume the run")
-            os.lseek(fd, self.size, os.SEEK_SET)
-            try:
-                disk.write_all(fd, data)
-            except BaseException:
-                os.ftruncate(fd, self.size)
-                raise
+            disk.append_all(fd, data)
         finally:
             os.close(fd)
 
@@ -175,17 +177,14 @@ def cell(value: Any) -> str:
     raise StoreError(f"{value!r} is not a number: metrics.csv holds numbers")
 
 
-def read(path: pathlib.Path) -> dict[str, np.ndarray]:
+def parse(data: bytes, path: pathlib.Path) -> dict[str, np.ndarray]:
     """Columns of whole rows; a last row without its end is still being written and is left out."""
-    if not os.path.lexists(path):
-        return {}
-    data = disk.read_bytes(path)
     columns = columns_of(data, path)
     lines = data[: data.rfind(b"\n") + 1].split(b"\n")[1:-1]
     try:
-        table = np.array([[float(x) for x in line.split(b",")] for line in lines], float).reshape(-1, len(columns))
-        if len(table) != len(lines):
-            raise ValueError("rows of different lengths")
+        table = np.array([[float(x) for x in line.split(b",")] for line in lines], float).reshape(len(lines), -1)
+        if lines and table.shape[1] != len(columns):
+            raise ValueError(f"{table.shape[1]} values in rows of {len(columns)}")
     except ValueError as error:
         raise DamagedError(f"{path} is damaged: {error}") from None
-    return {name: table[:, i].astype(int if name in LEADING else float) for i, name in enumerate(columns)}
+    return {name: table[:, i].astype(int if name in LEADING else float) for i, name in enumerate(columns) if lines}

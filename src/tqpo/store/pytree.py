@@ -71,6 +71,13 @@ def _storable(name: str, value: Any) -> np.ndarray:
     return array
 
 
+def check_leaves(leaves: Any, path: pathlib.Path) -> Leaves:
+    """What a record says of its leaves, if it is of the right form."""
+    if not isinstance(leaves, dict) or not all(isinstance(x, dict) and "kind" in x for x in leaves.values()):
+        raise DamagedError(f"{path} does not say what its tensors are")
+    return leaves
+
+
 def parse(data: bytes, leaves: Leaves, path: pathlib.Path) -> dict[str, np.ndarray]:
     """The arrays of a safetensors file, which must be those that were recorded."""
     try:

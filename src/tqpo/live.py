@@ -1,0 +1,113 @@
+"""What a person sees while a job trains: a live table in a terminal, plain lines elsewhere, nothing when quiet."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+ROWS = 12  # runs shown one by one
+LINE_EVERY = 5.0  # s between plain lines
+
+
+class View:
+    """Shows a group of runs; used as a context manager."""
+
+    def __init__(self, title: str, seeds: Sequence[int], iterations: int, limit: float, safety: float, quiet: bool):
+        self.title, self.seeds, self.iterations = title, list(seeds), iterations
+        self.limit, self.safety = limit, safety
+        self.console = Console(quiet=quiet, stderr=False)
+        self.started = self.last_line = time.monotonic()
+        self.first_iteration: int | None = None
+        self.rate = 0.0
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            expand=True,
+        )
+        self.bar = self.progress.add_task(title, total=iterations, rate="compiling …")
+        self.live: Live | None = None
+
+    def __enter__(self) -> "View":
+        if self.console.is_terminal:
+            self.live = Live(self.progress, console=self.console, refresh_per_second=4)
+            self.live.__enter__()
+        else:
+            self.say(f"{self.title}: {self.iterations} iterations, {len(self.seeds)} runs; compiling …")
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        if self.live is not None:
+            self.live.__exit__(*problem)
+
+    def say(self, text: str) -> None:
+        """A line above the live part."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def update(self, iteration: int, metrics: dict[str, np.ndarray], seconds: float) -> None:
+        """After a chunk: its metrics [iterations, runs, …] and how long it took."""
+        compiled = self.first_iteration is not None
+        if not compiled:
+            self.first_iteration = iteration
+        steps = float(metrics["steps"].sum())
+        fresh = steps / max(seconds, 1e-9)
+        self.rate = fresh if self.rate == 0.0 or not compiled else 0.8 * self.rate + 0.2 * fresh
+        last = {name: x[-1] for name, x in metrics.items()}
+        self.progress.update(self.bar, completed=iteration, rate=f"{self.rate:,.0f} steps/s")
+        if self.live is not None:
+            self.live.update(Group(self.progress, self.table(last)))
+        elif time.monotonic() - self.last_line > LINE_EVERY or iteration >= self.iterations:
+            self.last_line = time.monotonic()
+            self.say(self.line(iteration, last))
+
+    def line(self, iteration: int, last: dict[str, np.ndarray]) -> str:
+        means = {name: float(np.mean(first(last[name]))) for name in COLUMNS if name in last}
+        parts = "  ".join(f"{COLUMNS[name][0]} {COLUMNS[name][1].format(value)}" for name, value in means.items())
+        return f"{iteration:>5}/{self.iterations}  {parts}  {self.rate:,.0f} steps/s"
+
+    def table(self, last: dict[str, np.ndarray]) -> Table:
+        table = Table(expand=True, box=None, padding=(0, 1))
+        table.add_column("seed", justify="right")
+        shown = [name for name in COLUMNS if name in last]
+        for name in shown:
+            table.add_column(COLUMNS[name][0], justify="right")
+        for place, seed in list(enumerate(self.seeds))[:ROWS]:
+            table.add_row(str(seed), *(self.cell(name, float(first(last[name])[place])) for name in shown))
+        if len(self.seeds) > 1:
+            means = (self.cell(name, float(np.mean(first(last[name])))) for name in shown)
+            table.add_row("mean", *means, style="bold")
+        goal = {"episode_cost_quantile": f"≤ {self.limit:g}", "safety_prob": f"≥ {self.safety:.1%}"}
+        table.add_row("asked", *(goal.get(name, "") for name in shown), style="dim")
+        return table
+
+    def cell(self, name: str, value: float) -> str:
+        text = COLUMNS[name][1].format(value)
+        good = {
+            "safety_prob": lambda: value >= self.safety,
+            "episode_cost_quantile": lambda: value <= self.limit,
+        }.get(name)
+        return text if good is None else f"[{'green' if good() else 'red'}]{text}[/]"
+
+
+COLUMNS = {
+    "return_mean": ("return", "{:.2f}"),
+    "safety_prob": ("Pr[C ≤ d]", "{:.1%}"),
+    "episode_cost_quantile": ("cost quantile", "{:.1f}"),
+    "episode_cost_mean": ("mean cost", "{:.1f}"),
+    "multiplier": ("λ", "{:.3f}"),
+}
+
+
+def first(x: np.ndarray) -> np.ndarray:
+    """The first constraint's column of a metric [runs] or [runs, K]."""
+    return x if x.ndim == 1 else x[:, 0]
