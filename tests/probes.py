@@ -55,10 +55,11 @@ class Counter:
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """obs t/n; reward 1 and cost 1 a step for n steps, then the episode terminates, or is truncated."""
+    """obs t/n (`blind`: 0); reward 1 and cost 1 a step for n steps, then the episode terminates, or is truncated."""
 
     n: int = 4
     truncates: bool = False
+    blind: bool = False
     obs_size: int = 1
     action_size: int = 1
     cost_names: tuple[str, ...] = NAMES
@@ -78,7 +79,7 @@ class Chain:
     def step(self, state: Array, action: Array):
         state = state + 1
         over = state >= self.n
-        obs = state[None] / self.n
+        obs = jnp.where(self.blind, 0.0, state[None] / self.n)
         return state, result(obs, 1.0, 1.0, 0.0, over & (not self.truncates), over & self.truncates)
 
 

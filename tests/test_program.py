@@ -15,6 +15,7 @@ from tqpo.train import Group, Run
 ENV = Counter()
 CONFIG = small("fast", "tqpo", baseline="separate", cost_limit=2.0, cost_scale=1.0)
 VARIANTS = [replace(CONFIG, tilt=int(t), safety=s) for t, s in zip(Tilt, (0.9, 0.8, 0.7, 0.6), strict=True)]
+GROUP = Group(ENV, "tqpo", (*VARIANTS, VARIANTS[0]), (0, 1, 2, 3, 0))  # the last is the first again
 
 
 def equal(a, b):
@@ -33,21 +34,20 @@ def close(a, b):
     jax.tree.map(check, a, b)
 
 
-def test_same_seed_same_run_and_other_seed_other_run():
-    group = Group(ENV, "tqpo", (CONFIG, CONFIG, CONFIG), (3, 3, 4))
-    one, metrics = train.run(group, 3, chunk=3)
-    two, again = train.run(group, 3, chunk=3)
+def test_same_seeds_same_runs_and_other_seeds_other_runs():
+    one, metrics = train.run(GROUP, 4, chunk=4)
+    two, again = train.run(GROUP, 4, chunk=4)
     assert equal(one, two)
     assert equal(metrics, again)
-    assert equal(train.take_run(one, 0).learner.network, train.take_run(one, 1).learner.network)
-    assert not equal(train.take_run(one, 0).learner.network, train.take_run(one, 2).learner.network)
+    first, same, other = (train.take_run(one, i).learner.network for i in (0, 4, 1))
+    assert equal(first, same)
+    assert not equal(first, other)
 
 
 def test_all_tilts_and_levels_in_one_program_and_each_as_if_alone():
-    group = Group(ENV, "tqpo", tuple(VARIANTS), (0, 1, 2, 3))
-    state, metrics = train.run(group, 4, chunk=4)
-    assert metrics["multiplier"].shape == (4, 4, 1)
-    assert metrics["return_mean"].shape == (4, 4)
+    state, metrics = train.run(GROUP, 4, chunk=4)
+    assert metrics["multiplier"].shape == (4, 5, 1)
+    assert metrics["return_mean"].shape == (4, 5)
     np.testing.assert_allclose(metrics["tilt_up"][-1, Tilt.NONE], 1.0)
     np.testing.assert_allclose(metrics["tilt_up"][-1, Tilt.FIXED], 0.2, rtol=1e-6)
     np.testing.assert_allclose(metrics["tilt_up"][-1, Tilt.RELEASED], 0.1 / 1.1, rtol=1e-6)

@@ -160,11 +160,8 @@ def overall(pooled: dict[str, Any], per_seed: Sequence[dict[str, Any]]) -> dict[
     words = [c["verdict"]["word"] for c in pooled["constraints"]]
     worst = min(range(len(words)), key=lambda k: WORST_FIRST.index(words[k]))
     own = [s["constraints"][worst]["verdict"]["word"] for s in per_seed]
-    named = {
-        "meets": "{} met the level on their own",
-        "misses": "{} missed it",
-        "cannot tell yet": "{} cannot tell yet",
-    }
-    counts = [text.format(own.count(word)) for word, text in named.items() if own.count(word) or "met" in text]
-    seeds = "" if len(own) < 2 else f"Of the {len(own)} seeds, " + ", ".join(counts) + "."
+    verbs = {"meets": "meet{} the level", "misses": "miss{} it", "cannot tell yet": "cannot tell yet"}
+    endings = {"meets": "s", "misses": "es", "cannot tell yet": ""}  # of one seed
+    counts = [f"{n} {verbs[w].format(endings[w] if n == 1 else '')}" for w in verbs if (n := own.count(w))]
+    seeds = "" if len(own) < 2 else f"Of the {len(own)} seeds on their own, {', '.join(counts)}."
     return {"word": words[worst], "sentence": pooled["constraints"][worst]["verdict"]["sentence"], "seeds": seeds}

@@ -92,10 +92,11 @@ def summary(scalars: Mapping[str, Any]) -> bytes:
 
 
 class EventWriter:
-    """Writes one event file. `purge_step`: the first step that a resumed session will write again."""
+    """Writes one event file. `purge_step`: the first step that a resumed session may write again."""
 
-    def __init__(self, folder: str | os.PathLike, purge_step: int | None = None):
+    def __init__(self, folder: str | os.PathLike, purge_step: int | None = None, flush_every: float = 10.0):  # s
         folder = pathlib.Path(folder)
+        self._flush_every = flush_every
         with disk.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             self.path = folder / f"{PREFIX}{_stamp(folder):010d}.{_host()}.{os.getpid()}.0"
@@ -107,8 +108,10 @@ class EventWriter:
         self.flush()
 
     def scalars(self, step: int, values: Mapping[str, Any], wall_time: float | None = None) -> None:
-        """Notes values for a step; `flush` writes them."""
+        """Notes values for a step; they are written when `flush_every` seconds have passed, or by `flush`."""
         self._buffer += record(event(time.time() if wall_time is None else wall_time, int(step), summary(values)))
+        if time.monotonic() - self._flushed > self._flush_every:
+            self.flush()
 
     def flush(self) -> None:
         """Writes what is waiting, in whole records; on failure it keeps waiting."""
@@ -117,6 +120,7 @@ class EventWriter:
         with disk.writing(self.path):
             disk.append_all(self._fd, self._buffer)
         self._buffer = b""
+        self._flushed = time.monotonic()
 
     def close(self) -> None:
         if self._fd is None:

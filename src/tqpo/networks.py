@@ -132,7 +132,7 @@ def make_network(key: Key, spec: NetworkSpec, obs_size: int, action_size: int, h
     """Fresh weights."""
     keys = iter(jax.random.split(key, 8))
     width = spec.hidden[-1]
-    log_std = jnp.full(action_size, spec.init_log_std)
+    log_std = jnp.full(action_size, spec.init_log_std, float)
     actor = Actor(
         body=_mlp(next(keys), obs_size, spec),
         lstm=_lstm(next(keys), width + action_size + 1, width) if spec.kind == "lstm" else None,

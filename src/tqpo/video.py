@@ -9,7 +9,7 @@ import numpy as np
 
 from tqpo.errors import ConfigError, RenderError
 
-PALETTE = 64  # colours; a drawing from above has few
+PALETTE = 128  # colours; a drawing from above has few
 SAMPLED = 12  # frames that the palette is made from
 
 
@@ -54,17 +54,21 @@ def write_gif(path: pathlib.Path, images: list, frame_duration: float) -> None:
 
 
 def shared_palette(images: list):
-    """The colours of some frames spread over the episode, and of those that differ most from the first."""
+    """Colours of some frames, spread over the episode and those that differ most from the first, by median cut.
+
+    A colour counts as the root of its area: else the median cut spends all on the background and the goal turns brown.
+    """
     from PIL import Image
 
     reference = np.asarray(images[0], float)
     change = [np.abs(np.asarray(image, float) - reference).mean() for image in images]
-    spread = np.linspace(0, len(images) - 1, SAMPLED // 2).astype(int).tolist()
-    chosen = [images[i] for i in dict.fromkeys([*spread, *np.argsort(change)[-SAMPLED // 2 :].tolist()])]
-    sheet = Image.new("RGB", (images[0].width, images[0].height * len(chosen)))
-    for k, image in enumerate(chosen):
-        sheet.paste(image, (0, k * image.height))
-    return sheet.quantize(PALETTE, method=Image.Quantize.MEDIANCUT)
+    spread = np.linspace(0, len(images) - 1, SAMPLED // 2).astype(int)
+    chosen = np.unique(np.concatenate([spread, np.argsort(change)[-SAMPLED // 2 :]]))
+    pixels = np.concatenate([np.asarray(images[i]).reshape(-1, 3) for i in chosen])
+    found, area = np.unique(pixels.astype(int) @ np.array([1 << 16, 1 << 8, 1]), return_counts=True)
+    colours = np.stack([found >> 16, found >> 8 & 255, found & 255], 1).astype(np.uint8)
+    sheet = np.repeat(colours, np.ceil(np.sqrt(area)).astype(int), 0)
+    return Image.fromarray(sheet[None]).quantize(PALETTE, method=Image.Quantize.MEDIANCUT)
 
 
 def find_ffmpeg() -> str | None:

@@ -238,7 +238,7 @@ def fit(
         network, opt_state, in_a_row = carry
         part = _take((sample, targets, memory), chosen)
         (value, parts), grads = jax.value_and_grad(total, has_aux=True)(network, *part)
-        norm = optax.global_norm(grads)
+        norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
         stepped = _adam_step(network, opt_state, grads, norm, learning_rate, config)
         network, opt_state = _choose(finite & warm, stepped, (network, opt_state))

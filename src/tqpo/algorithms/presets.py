@@ -1,6 +1,6 @@
 """Presets: configurations as data.
 
-`paper` is the released configuration (SPEC §3), network and all. `fast` is the default: small networks, more environments,
+`paper` is the released configuration, network and all. `fast` is the default: small networks, more environments,
 minibatches, the baseline p(s) on and λ capped, for a laptop as for a GPU.
 """
 
@@ -41,17 +41,19 @@ PAPER_DUAL = DualConfig(initial_multiplier=0.5, gain=0.1, cost_scale=10.0, delta
 PAPER_DUAL_QCPO = dataclasses.replace(PAPER_DUAL, initial_multiplier=0.0, tilt=Tilt.NONE, max_step=float("inf"))
 
 FAST_LEARNER = LearnerConfig(
-    network=NetworkSpec(kind="mlp", hidden=(128, 128)),
+    network=NetworkSpec(kind="mlp", hidden=(64, 64)),
     n_envs=48,
     n_steps=500,
     epochs=4,
-    minibatches=4,
+    minibatches=16,
+    normalize_advantage=True,
     clip=0.2,
     learning_rate=3e-4,
     adam_eps=1e-5,
 )
-FAST_DUAL = dataclasses.replace(PAPER_DUAL, max_multiplier=3.0)
-FAST_DUAL_QCPO = dataclasses.replace(PAPER_DUAL_QCPO, max_multiplier=3.0)
+# A batch is twice the paper's, so λ takes half as many steps: each is twice as long.
+FAST_DUAL = dataclasses.replace(PAPER_DUAL, gain=0.2, max_multiplier=10.0)
+FAST_DUAL_QCPO = dataclasses.replace(PAPER_DUAL_QCPO, gain=0.2, max_multiplier=10.0)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
@@ -68,13 +70,14 @@ PRESETS: dict[str, dict[str, Any]] = {
             learner=FAST_LEARNER,
             dual=FAST_DUAL,
             baseline="separate",
+            indicator_scale=3.0,  # against advantages of unit variance
             step_window=10_000,  # of 100 episodes' 100,000 steps, every tenth: q̂ is a sort in every iteration
             step_stride=10,
         ),
     },
 }
 
-# SPEC §3: what each variant changes.
+# What each variant changes.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qcpo-tilt": ("qcpo", {"tilt": Tilt.ADAPTIVE}),
     "tqpo-no-tilt": ("tqpo", {"tilt": Tilt.NONE}),
@@ -82,6 +85,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tqpo-released-tilt": ("tqpo", {"tilt": Tilt.RELEASED}),
     "tqpo-baseline": ("tqpo", {"baseline": "separate"}),
     "tqpo-no-baseline": ("tqpo", {"baseline": "none"}),
+}
+
+# name → what it bounds, what it is
+DESCRIPTIONS: dict[str, tuple[str, str]] = {
+    "tqpo": ("quantile", "Tilted Quantile Policy Optimization (Li, Ruan, Geng 2025)"),
+    "qcpo": ("quantile", "Quantile-Constrained Policy Optimization (Jung et al. 2022), Weibull tail"),
+    "ppo-lag": ("mean", "PPO with a Lagrange multiplier on the expected episode cost"),
+    "ppo": ("none", "PPO: the reference that shows what safety costs"),
+    "tqpo-no-tilt": ("quantile", "TQPO with equal steps of λ up and down"),
+    "tqpo-fixed-tilt": ("quantile", "TQPO with the fixed rates η₊ = 0.2, η₋ = 0.8"),
+    "tqpo-released-tilt": ("quantile", "TQPO with the tilt as the released code computes it"),
+    "tqpo-baseline": ("quantile", "TQPO with a learned baseline p(s) for its indicator (on in the fast preset)"),
+    "tqpo-no-baseline": ("quantile", "TQPO without that baseline (as in the paper)"),
+    "qcpo-tilt": ("quantile", "QCPO with TQPO's tilt"),
 }
 
 

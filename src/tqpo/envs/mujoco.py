@@ -39,6 +39,8 @@ def choose_gl() -> None:
 choose_gl()
 import mujoco  # noqa: E402
 
+ROBOT_GEOMS = {"robot", "pointarrow"}
+
 
 @lru_cache(maxsize=64)
 def drawing(config: TaskConfig):
@@ -93,10 +95,8 @@ class MujocoTask:
         self._layout, self._draw_goal, self._draw_button, self._advance = drawing(config)
         self._parts = tuple(config.observation)
         self._body = {self.model.body(i).name: i for i in range(self.model.nbody)}
-        geom = {self.model.geom(i).name: i for i in range(self.model.ngeom)}
-        self._robot_geoms = {geom["robot"], geom["pointarrow"]}
-        self._button_geoms = [geom[f"button{i}"] for i in range(config.buttons)]
-        self._gremlin_geoms = [geom[f"gremlin{i}"] for i in range(config.gremlins)]
+        self.geom_names = [self.model.geom(i).name for i in range(self.model.ngeom)]
+        self._gremlins = {f"gremlin{i}" for i in range(config.gremlins)}
         self._sensor = {
             name: slice(self.model.sensor(name).adr[0], self.model.sensor(name).adr[0] + 3)
             for name in ("accelerometer", "gyro", "magnetometer", "velocimeter")
@@ -193,11 +193,11 @@ class MujocoTask:
             mujoco.mj_step(self.model, self.data)
         mujoco.mj_forward(self.model, self.data)
 
-        touched = self._touched()
+        touched = self.touched()
         distance = math.dist(self.goal, self.data.qpos[:2])
         reward = float(np.clip(self.distance - distance, -config.reward_clip, config.reward_clip))
         self.distance = distance
-        self.touching = bool(touched & set(self._gremlin_geoms))
+        self.touching = bool(touched & self._gremlins)
         cost = self._cost(touched)
         self.last_cost = cost[0]
         self.timer = max(0, self.timer - 1)
@@ -208,6 +208,15 @@ class MujocoTask:
             self.timer = config.button_timer
         stuck = not self._next_goal(reached)
         return Step(self.observe(), reward, cost, stuck, self.steps >= config.max_steps)  # type: ignore[arg-type]
+
+    def touched(self) -> set[str]:
+        """Names of what the robot's sphere or arrow touches, by MuJoCo's contact list."""
+        out = set()
+        for pair in self.data.contact.geom.tolist():
+            names = {self.geom_names[pair[0]], self.geom_names[pair[1]]}
+            if names & ROBOT_GEOMS:
+                out |= names - ROBOT_GEOMS
+        return out
 
     def observe(self) -> np.ndarray:
         config, pose = self.config, self.data.qpos[:3]
@@ -233,9 +242,9 @@ class MujocoTask:
 
     def render(self) -> np.ndarray:
         """The 3-D view, uint8 [480, 640, 3]. Needs OpenGL."""
-        for i, geom in enumerate(self._button_geoms):
+        for i in range(self.config.buttons):
             colour = "goal_button" if i == self.goal_button else "button"
-            self.model.geom_rgba[geom] = [float(x) for x in COLOURS[colour].split()]
+            self.model.geom(f"button{i}").rgba[:] = [float(x) for x in COLOURS[colour].split()]
         renderer = self._renderer
         mujoco.mj_forward(self.model, self.data)
         renderer.update_scene(self.data, camera="view")
@@ -259,20 +268,10 @@ class MujocoTask:
             travel, t = self.config.gremlin_travel, self.data.time
             self.data.mocap_pos[:] = math.sin(t) * travel, math.cos(t) * travel, self.config.box.half_size
 
-    def _touched(self) -> set[int]:
-        """Geoms in contact with the robot's sphere or arrow."""
-        touched = set()
-        for first, second in self.data.contact.geom.tolist():
-            if first in self._robot_geoms:
-                touched.add(second)
-            elif second in self._robot_geoms:
-                touched.add(first)
-        return touched
-
-    def _cost(self, touched: set[int]) -> np.ndarray:
+    def _cost(self, touched: set[str]) -> np.ndarray:
         """[1 + sources]: whether anything is violated, then which."""
         x, y = self.data.qpos[:2]
-        wrong = {geom for i, geom in enumerate(self._button_geoms) if i != self.goal_button}
+        wrong = {f"button{i}" for i in range(self.config.buttons) if i != self.goal_button}
         violated = {
             "hazards": any(math.dist((x, y), place) <= self.config.hazard_radius for place in self.hazards),
             "buttons": bool(touched & wrong) and self.timer == 0,
@@ -281,10 +280,10 @@ class MujocoTask:
         flags = [violated[name] for name in self.cost_names[1:]]
         return np.array([any(flags), *flags], dtype=float)
 
-    def _goal_met(self, touched: set[int]) -> bool:
+    def _goal_met(self, touched: set[str]) -> bool:
         if self.config.goal == "area":
             return self.distance <= self.config.goal_radius
-        return self._button_geoms[self.goal_button] in touched
+        return f"button{self.goal_button}" in touched
 
     def _next_goal(self, reached: bool) -> bool:
         """Sets the next goal if one was reached; false where it found no room."""

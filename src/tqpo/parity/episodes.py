@@ -8,21 +8,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tqpo.envs import Task
+from tqpo.envs import Task, TaskConfig
 from tqpo.envs.mujoco import MujocoTask
 from tqpo.parity.policies import POLICIES
-from tqpo.types import Step
 
 
 @dataclass(frozen=True)
 class Plan:
     """Episodes `first` to `first + count`: each draws its layout and its noise from its own number, in JAX as in the twin."""
 
-    task: Task
+    config: TaskConfig
     policy: str
     count: int
     first: int = 0
     seed: int = 0
+
+    @property
+    def task(self) -> Task:
+        return Task(self.config)
 
     @property
     def numbers(self) -> range:
@@ -34,7 +37,7 @@ class Plan:
     def noise(self, number: int) -> np.ndarray:
         """[T, 2] uniform in [-1, 1]."""
         rng = np.random.default_rng([self.seed, number])
-        return rng.uniform(-1.0, 1.0, (self.task.max_steps, 2)).astype(np.float32)
+        return rng.uniform(-1.0, 1.0, (self.config.max_steps, 2)).astype(np.float32)
 
 
 @lru_cache(maxsize=64)
@@ -75,17 +78,26 @@ def summer(task: Task, policy: str):
     return jax.jit(run)
 
 
+@lru_cache(maxsize=64)
+def stepper(task: Task):
+    """Compiled: states [N, …] with keys as words, actions [N, 2] → states after, steps."""
+
+    def run(states, actions):
+        return jax.vmap(task.step)(states._replace(key=jax.random.wrap_key_data(states.key)), actions)
+
+    return jax.jit(run)
+
+
 def arguments(plan: Plan):
     keys = jnp.stack([plan.key(i) for i in plan.numbers])
     return keys, jnp.asarray(np.stack([plan.noise(i) for i in plan.numbers], axis=1))
 
 
 def record(plan: Plan):
-    """States before each step, actions and steps, [T, B, …], as NumPy; keys stay JAX keys."""
+    """States before each step, actions and steps, [T, B, …], as NumPy; keys as their words [T, B, 2]."""
     states, actions, steps = recorder(plan.task, plan.policy)(*arguments(plan))
-    keys = states.key
-    states, actions, steps = jax.device_get((states._replace(key=None), actions, steps))
-    return states._replace(key=keys), actions, Step(*steps)
+    states = states._replace(key=jax.random.key_data(states.key))
+    return jax.device_get((states, actions, steps))
 
 
 def totals(plan: Plan) -> np.ndarray:
@@ -95,12 +107,12 @@ def totals(plan: Plan) -> np.ndarray:
 
 def twin_totals(plan: Plan) -> np.ndarray:
     """[2, B] returns and costs of the twin, on its own state, with MuJoCo's default solver."""
-    twin, act = MujocoTask(plan.task.config), POLICIES[plan.policy]
+    twin, act = MujocoTask(plan.config), POLICIES[plan.policy]
     out = np.zeros((2, plan.count))
     for k, number in enumerate(plan.numbers):
         obs = twin.reset(plan.key(number))
         for noise in plan.noise(number):
-            obs, reward, cost, terminated, truncated = twin.step(act(obs, noise, plan.task.config, np))
+            obs, reward, cost, terminated, truncated = twin.step(act(obs, noise, plan.config, np))
             out[:, k] += reward, cost[0]
             if terminated or truncated:
                 break

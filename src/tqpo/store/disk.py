@@ -74,6 +74,7 @@ def _swap_in(temporary: pathlib.Path, path: pathlib.Path) -> None:
     aside = path.with_name(REPLACED + path.name)
     replaces = os.path.lexists(path)
     if replaces:
+        remove(aside)
         os.rename(path, aside)
     try:
         os.rename(temporary, path)

@@ -24,7 +24,7 @@ class Manifest:
 
     def __init__(self, path: pathlib.Path, body: dict[str, Any]):
         self.path = path
-        self._body = body
+        self._body: dict[str, Any] = body
 
     @classmethod
     def new(cls, folder: pathlib.Path, config: bytes) -> "Manifest":

@@ -182,9 +182,8 @@ def parse(data: bytes, path: pathlib.Path) -> dict[str, np.ndarray]:
     columns = columns_of(data, path)
     lines = data[: data.rfind(b"\n") + 1].split(b"\n")[1:-1]
     try:
-        table = np.array([[float(x) for x in line.split(b",")] for line in lines], float).reshape(len(lines), -1)
-        if lines and table.shape[1] != len(columns):
-            raise ValueError(f"{table.shape[1]} values in rows of {len(columns)}")
+        table = [tuple(map(float, line.split(b","))) for line in lines]
+        cells = list(zip(columns, zip(*table, strict=True), strict=True)) if table else []
+        return {name: np.array(column).astype(int if name in LEADING else float) for name, column in cells}
     except ValueError as error:
         raise DamagedError(f"{path} is damaged: {error}") from None
-    return {name: table[:, i].astype(int if name in LEADING else float) for i, name in enumerate(columns) if lines}

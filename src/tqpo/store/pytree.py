@@ -18,7 +18,7 @@ from tqpo.store.disk import DamagedError
 from tqpo.types import PyTree
 
 NUMBERS = {bool: np.bool_, int: np.int64, float: np.float64}
-NATIVE = "?biufc"  # kinds of NumPy's own types; others (bfloat16, float8) are stored as unsigned integers
+NATIVE = {"bool", "float16", "float32", "float64", "complex64"} | {f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)}
 
 Leaves = dict[str, dict[str, Any]]  # name → kind, dtype, shape
 
@@ -63,12 +63,18 @@ def pack(tree: PyTree) -> tuple[bytes, Leaves]:
 def _storable(name: str, value: Any) -> np.ndarray:
     try:
         array = np.asarray(value, NUMBERS.get(type(value)), order="C")  # safetensors mixes up any other order
-        array = array if array.dtype.kind in NATIVE else array.view(f"u{array.dtype.itemsize}")
-    except (OverflowError, TypeError) as error:
+    except OverflowError as error:
         raise StoreError(f"{name} cannot be stored: {error}") from None
-    if array.dtype == np.complex128 or not array.dtype.isnative:
-        raise StoreError(f"{name} cannot be stored: it is of type {array.dtype}")
-    return array
+    if array.dtype.name in NATIVE and array.dtype.isnative:
+        return array
+    if _is_small(array.dtype):
+        return array.view(f"u{array.dtype.itemsize}")
+    raise StoreError(f"{name} cannot be stored: it is of type {array.dtype}")
+
+
+def _is_small(dtype: np.dtype) -> bool:
+    """Whether it is one of JAX's short types (bfloat16, float8), which safetensors writes but does not read."""
+    return dtype.type.__module__ == "ml_dtypes"
 
 
 def check_leaves(leaves: Any, path: pathlib.Path) -> Leaves:
@@ -136,9 +142,8 @@ def _restore_key(data: np.ndarray, impl: Any) -> Any:
 
 
 def _view(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Undoes the storage of a type that is not NumPy's own."""
-    same_size = dtype.kind not in NATIVE and array.dtype == f"u{dtype.itemsize}"
-    return array.view(dtype) if same_size else array
+    """Undoes the storage of a short type as an unsigned integer."""
+    return array.view(dtype) if _is_small(dtype) and array.dtype == f"u{dtype.itemsize}" else array
 
 
 def _like(like: Any, array: np.ndarray, weak: bool) -> Any:

@@ -1,0 +1,120 @@
+"""What a trained run is turned into: evaluation, figures, a video, a page."""
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tqpo import evaluate, plots, store
+from tqpo.acting import Progress, trace
+from tqpo.playback import record_episode
+from tqpo.report import Report, write_report
+from tqpo.session import EVALUATION_SEED, Job, constraints, evaluate_run, load_policies
+from tqpo.video import write_video
+
+EVALUATION = "evaluation.json"
+EVERY = 4  # steps between two frames of a video
+
+
+def label_of(job: Job) -> str:
+    named = job.algo if job.preset == "fast" else f"{job.algo} ({job.preset})"
+    return f"{named} {job.safety:.0%}"
+
+
+def curves_of(folder: store.Run, label: str | None = None) -> list[plots.Curve]:
+    """The learning curves in a run's `metrics.csv`."""
+    job = Job.from_description(folder.config)
+    columns = folder.metrics()
+    if not columns:
+        return []
+    runs = len(job.seeds)
+    length = len(columns["iteration"]) // runs
+    table = {name: x[: length * runs].reshape(length, runs) for name, x in columns.items()}
+    first = {name.removesuffix(".0"): x for name, x in table.items() if name.endswith(".0")}
+    shown = {name: x for name, x in table.items() if "." not in name} | first
+    info = plots.RunInfo(label or label_of(job), job.cost_limit, job.safety)
+    return plots.make_curves(shown, table["step"][:, 0], [info] * runs)
+
+
+def add_evaluation(
+    folder: store.Run, episodes: int, physics: str, deterministic: bool, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Evaluates and keeps the result beside earlier ones; one of the same kind is replaced."""
+    found = evaluate_run(folder, episodes, physics, deterministic, progress)
+    kept = [e for e in evaluations_of(folder) if e["label"] != found["label"]]
+    folder.write_json(EVALUATION, evaluate.document([found, *kept] if not deterministic else [*kept, found]))
+    return found
+
+
+def evaluations_of(folder: store.Run) -> list[dict[str, Any]]:
+    return folder.read_json(EVALUATION)["evaluations"] if folder.path(EVALUATION).exists() else []
+
+
+def write_plots(folders: Sequence[store.Run], out: pathlib.Path) -> list[pathlib.Path]:
+    """Learning curves, multiplier and tilt, and the histogram of episode costs, of one run or several together."""
+    curves = [curve for folder in folders for curve in curves_of(folder)]
+    evaluations = [e for folder in folders for e in evaluations_of(folder)[:1]]
+    written = []
+    if curves:
+        title = Job.from_description(folders[0].config).task if len(folders) == 1 else ""
+        written += plots.save(plots.learning_curves(curves, title), out / "learning")
+        if any("multiplier" in c.metrics for c in curves):
+            written += plots.save(plots.multiplier_curves(curves, title), out / "multiplier")
+    if evaluations:
+        written += plots.save(plots.cost_histogram(evaluations), out / "cost")
+    return written
+
+
+def write_episode(
+    folder: store.Run, path: pathlib.Path, seed: int | None = None, episode: int = 0, deterministic: bool = False
+) -> pathlib.Path:
+    """A video of one episode, drawn from above."""
+    from tqpo.envs.render import Caption, draw
+
+    job, policies = Job.from_description(folder.config), load_policies(folder)
+    env = job.env()
+    seed = next(iter(policies)) if seed is None else seed
+    if seed not in policies:
+        from tqpo.errors import ConfigError
+
+        raise ConfigError(f"seed = {seed}: this run has {', '.join(map(str, policies))}")
+    seen = trace(env, policies[seed], evaluation_key(seed), episode, deterministic)
+    returns = np.concatenate([[0.0], np.cumsum(seen.rewards)])
+    costs = np.concatenate([[0.0], np.cumsum(seen.costs[:, 0])])
+
+    def frames():
+        for t in range(0, len(seen.obs), EVERY):
+            state = jax.tree.map(lambda x, t=t: x[t], seen.states)
+            yield draw(state, seen.obs[t], env.config, Caption(float(returns[t]), float(costs[t])), size=400)
+
+    return write_video(path, frames(), EVERY * env.config.step_duration)
+
+
+def evaluation_key(seed: int) -> jax.Array:
+    """The key of the evaluation's episodes: a video shows the ones that were counted."""
+    return jax.random.fold_in(jax.random.key(EVALUATION_SEED), seed)
+
+
+def write_page(folder: store.Run, path: pathlib.Path) -> pathlib.Path:
+    """The run as one page."""
+    job = Job.from_description(folder.config)
+    env, episodes = job.env(), []
+    for seed, policy in list(load_policies(folder).items())[:3]:
+        title = f"seed {seed}, the first evaluated episode"
+        episodes.append(
+            record_episode(env, policy, evaluation_key(seed), cost_limit=job.cost_limit, title=title)
+        )
+    session = folder.manifest.get("sessions", [{}])[-1]
+    limit = constraints(job)[0].limit
+    report = Report(
+        title=f"{job.algo} on {job.task}",
+        subtitle=f"Return at its best while Pr[episode cost ≤ {limit:g}] ≥ {job.safety:.0%}",
+        evaluations=evaluations_of(folder),
+        curves=curves_of(folder),
+        episodes=episodes,
+        settings=folder.config["job"] | folder.config["derived"]["algorithm"],
+        provenance=session,
+    )
+    return write_report(path, report)

@@ -1,0 +1,115 @@
+"""Learning: probe tasks with known answers, and the two arms that tell a mean from a quantile."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from probes import Bandit, Chain, Remember, TwoArms
+from tqpo import networks, normalize, train
+from tqpo.algorithms.presets import preset
+from tqpo.algorithms.settings import field_names
+from tqpo.networks import NetworkSpec
+
+SEEDS = (0, 1)
+SIZES = {
+    "n_envs": 64,
+    "n_steps": 8,
+    "minibatches": 2,
+    "segment": 4,
+    "learning_rate": 1e-2,
+    "episode_window": 512,
+    "cost_scale": 1.0,
+    "cost_limit": 1.0,
+    "step_window": 512,
+    "step_stride": 1,
+    "max_multiplier": float("inf"),
+}
+
+
+def learn(env, algorithm, iterations, kind="mlp", **changes):
+    """The trained states and the mean return of each iteration's episodes, [iterations, seeds]."""
+    known = field_names(preset("fast", algorithm)) | {"cost_limit"}
+    sizes = {k: v for k, v in SIZES.items() if k in known}
+    config = preset("fast", algorithm, network=NetworkSpec(kind, (16, 16)), **(sizes | changes))
+    group = train.product(env, algorithm, [config], SEEDS)
+    state, metrics = train.run(group, iterations, chunk=iterations)
+    return state.learner, metrics, metrics["return_sum"] / np.maximum(metrics["episodes"], 1)
+
+
+def heads(learned, obs):
+    """What the heads say about observations [N, O], per seed."""
+
+    def one(learned):
+        return networks.read_heads(learned.network, normalize.normalize(learned.moments, obs), None)
+
+    return jax.vmap(one)(learned)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "ppo-lag", "qcpo", "tqpo"])
+def test_bandit(algorithm):
+    """The best action is half the observation; what is left to lose is the policy's own noise."""
+    learned, _, returns = learn(Bandit(), algorithm, 60)
+    assert (returns[0] < -0.5).all()
+    assert (returns[-5:].mean(0) > -0.1).all()
+
+    def mean(learned, obs):
+        return networks.act(learned.network.actor, normalize.normalize(learned.moments, obs), None, obs, obs[:, 0])[0]
+
+    obs = jnp.array([[-1.0], [1.0]])
+    np.testing.assert_allclose(jax.vmap(mean, (0, None))(learned, obs), np.broadcast_to(obs / 2, (2, 2, 1)), atol=0.15)
+
+
+def test_values_of_a_chain():
+    """Reward and cost 1 in each of 4 steps: V(t) = 1 + γ + … for 4 − t terms; costs count by cost_scale = 10."""
+    learned, *_ = learn(Chain(4), "ppo-lag", 80, discount=0.9, cost_discount=0.8, cost_scale=10.0, cost_limit=100.0)
+    obs = np.arange(4)[:, None] / 4
+    found = heads(learned, obs)
+    for seed in range(len(SEEDS)):
+        expected = [sum(0.9**k for k in range(4 - t)) for t in range(4)]
+        np.testing.assert_allclose(found["value"][seed], expected, rtol=0.05)
+        expected = [sum(0.8**k for k in range(4 - t)) / 10 for t in range(4)]
+        np.testing.assert_allclose(found["cost_value"][seed, :, 0], expected, rtol=0.05)
+
+
+@pytest.mark.parametrize("bootstrap", [True, False])
+def test_values_beyond_a_time_out(bootstrap):
+    """Reward 1 for ever, cut every 4 steps, all steps alike: V = 1/(1 − γ) = 5 if time-outs are bootstrapped.
+
+    If a time-out is an end, the value of a step is that of the average of 4, 3, 2, 1 steps to go: below 3.
+    """
+    env = Chain(4, truncates=True, blind=True)
+    learned, *_ = learn(env, "ppo", 80, discount=0.8, bootstrap_timeouts=bootstrap)
+    value = heads(learned, np.zeros((1, 1)))["value"]
+    if bootstrap:
+        np.testing.assert_allclose(value, 5.0, rtol=0.05)
+    else:
+        assert (value < 3).all()
+
+
+@pytest.mark.parametrize("kind", ["lstm", "mlp"])
+def test_only_a_memory_can_remember(kind):
+    _, _, returns = learn(Remember(), "tqpo", 80, kind, n_steps=12, segment=6, learning_rate=3e-3)
+    last = returns[-10:].mean(0)
+    assert (last > 0.6).all() if kind == "lstm" else (np.abs(last) < 0.15).all()
+
+
+@pytest.mark.parametrize("algorithm", ["ppo-lag", "qcpo", "tqpo"])
+def test_two_arms(algorithm):
+    """The mean constraint admits the risky arm, the quantile constraint forbids it.
+
+    The risky arm pays 1 and costs 2 with probability 0.4: mean 0.8 below the limit 1, 0.9-quantile 2 above it.
+    Pr[C ≤ 1] ≥ 0.9 holds when it is taken in at most 0.1/0.4 of the episodes. There TQPO's λ balances 1 = λ·0.4.
+    """
+    _, metrics, risky = learn(TwoArms(), algorithm, 200, gain=0.3, initial_multiplier=2.0)
+    risky = risky[-50:].mean(0)
+    safety = metrics["safety_prob"][-50:, :, 0].mean(0)
+    if algorithm == "ppo-lag":
+        assert (risky > 0.95).all()
+        assert (safety < 0.7).all()
+        np.testing.assert_allclose(metrics["multiplier"][-1], 0.0, atol=1e-6)
+    else:
+        assert (risky < 0.4).all()
+        assert (safety > 0.85).all()
+    if algorithm == "tqpo":
+        np.testing.assert_allclose(metrics["multiplier"][-50:].mean(), 2.5, atol=0.8)
