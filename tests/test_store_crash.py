@@ -49,6 +49,8 @@ class Disk:
                 if self.room and self.calls > self.at:
                     return self.track(name, real, args, kwargs)
                 self.room = False
+                if name == "write":
+                    real(args[0], args[1][: len(args[1]) // 2])
                 if name in ("write", "fsync", "mkdir"):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             elif reached:

@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional, arg
 
-from tqpo.errors import ConfigError, TqpoError
+from tqpo.errors import ConfigError, Interrupted, TqpoError
 
 Folder = Positional[pathlib.Path]
 
@@ -289,7 +289,39 @@ class Bench:
         Console().print(table(bench_envs(options)))
 
 
-COMMANDS = (Train, Evaluate, Plot, Compare, Watch, Report, Tasks, Algorithms, Bench)
+@dataclasses.dataclass
+class Reproduce:
+    """Train the paper's runs and lay the results beside its numbers. Made for a GPU; what is done is not done again."""
+
+    what: Positional[str]
+    """table1, table2, first (SimpleEnv, every part once) or fast (the fast preset at five levels)."""
+    task: tuple[str, ...] = ()
+    """Only these tasks."""
+    algo: tuple[str, ...] = ()
+    """Only these algorithms or variants."""
+    seeds: int = 5
+    """Runs of each cell."""
+    steps: float = 5e6
+    """Environment steps of each run."""
+    out: pathlib.Path = pathlib.Path("results/paper")
+    """Folder for one JSON file per cell."""
+
+    def __call__(self) -> None:
+        from rich.console import Console
+
+        from tqpo.errors import UnknownNameError
+        from tqpo.paper import SETS
+        from tqpo.reproduce import Plan, reproduce, table
+
+        if self.what not in SETS:
+            raise UnknownNameError(f"nothing to reproduce called {self.what!r}; there are {', '.join(SETS)}")
+        wanted = lambda c: c.task in (self.task or {c.task}) and c.algo in (self.algo or {c.algo})
+        cells = [cell for cell in SETS[self.what] if wanted(cell)]
+        plan = Plan(cells, self.out, tuple(range(self.seeds)), int(self.steps))
+        Console(width=150).print(table(reproduce(plan)))
+
+
+COMMANDS = (Train, Evaluate, Plot, Compare, Watch, Report, Tasks, Algorithms, Bench, Reproduce)
 
 
 def assignments(pairs: tuple[str, ...]) -> dict:
@@ -387,13 +419,13 @@ def conclude(folder, episodes: int, quiet: bool) -> None:
     finish.write_page(folder, folder.folder / "report.html")
     show_evaluation(found)
     if not quiet:
-        print(f"report  {folder.folder / 'report.html'}\nvideo   {folder.folder / 'episode.gif'}\nrun     {folder.folder}")
+        print(
+            f"report  {folder.folder / 'report.html'}\nvideo   {folder.folder / 'episode.gif'}\nrun     {folder.folder}"
+        )
 
 
 def main() -> None:
     """Runs a command. Errors are one line and exit status 2; an interrupt is 128 plus the signal."""
-    from tqpo.session import Interrupted
-
     commands = {cls.__name__.lower(): cls for cls in COMMANDS}
     try:
         command = tyro.extras.subcommand_cli_from_dict(commands, description="Safe RL with a stated probability.")

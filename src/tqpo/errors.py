@@ -1,5 +1,7 @@
 """Errors that name the offending value and say what would work."""
 
+import signal
+
 
 class TqpoError(Exception):
     """Base of every error this library raises on purpose."""
@@ -30,3 +32,11 @@ class StoreError(TqpoError, RuntimeError):
 
 class RenderError(TqpoError, RuntimeError):
     """A picture that cannot be drawn on this machine, for want of OpenGL: says what would work."""
+
+
+class Interrupted(TqpoError):
+    """A signal ended the work after everything was saved; `code` is the exit status that says so."""
+
+    def __init__(self, number: int, message: str):
+        self.code = 128 + number
+        super().__init__(f"{signal.Signals(number).name}: {message}")

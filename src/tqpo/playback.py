@@ -18,7 +18,7 @@ KEY = (  # what is what in the scene: its name, what an episode must have of it,
     ("hazard", "hazards", "", "background", "hazard"),
     ("button, not the goal", "buttons", "", "background", "button"),
     ("gremlin", "circles", "square", "background", "gremlin"),
-    ("a step that costs", "", "", "background", "alarm"),
+    ("a step that costs", "", "square ring", "border-color", "alarm"),
 )
 
 
@@ -43,7 +43,9 @@ def record_episode(
     seen, config = trace(env, policy, key, index, deterministic), env.config
     states = seen.states
     goals = np.column_stack([states.goal, states.goal_button])
-    new = [0, *(1 + np.flatnonzero(np.any(goals[1:] != goals[:-1], axis=1))).tolist()]
+    reached = np.any(goals[1:] != goals[:-1], axis=1)  # the same button may be drawn again, but the timer starts
+    reached |= (states.timer[1:] == config.button_timer) & (config.button_timer > 0)
+    new = [0, *(1 + np.flatnonzero(reached)).tolist()]
     w, x, y, z = np.moveaxis(states.boxes.quat, -1, 0)
     yaw = np.unwrap(np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z)), axis=0)
     boxes = np.concatenate([states.boxes.pos[..., :2], yaw[..., None]], -1)  # [T + 1, G, 3]

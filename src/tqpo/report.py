@@ -209,7 +209,8 @@ def table(first: str, rows: Sequence[tuple[str, Mapping, Mapping]], note: str, t
         lines.append(f"<tr{kind}>{''.join(cells)}</tr>")
     head = "".join(f"<th scope=col>{escape(h)}</th>" if h else "<td></td>" for h in heads)
     return (
-        f"<div class=scroll tabindex=0><table><caption>{escape(note)}</caption><thead><tr>{head}</tr></thead>"
+        f'<p class=soft>{escape(note)}</p><div class=scroll role=region tabindex=0 aria-label="Intervals by {first.lower()}">'
+        f"<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 

@@ -19,11 +19,11 @@ import jax
 import numpy as np
 
 from tqpo import evaluate, networks, store
-from tqpo.acting import ActorPolicy
+from tqpo.acting import ActorPolicy, Progress
 from tqpo.algorithms.presets import VARIANTS, preset
 from tqpo.algorithms.settings import Constraint
 from tqpo.envs import Task, make
-from tqpo.errors import ConfigError, StoreError, TqpoError
+from tqpo.errors import ConfigError, Interrupted, StoreError, TqpoError
 from tqpo.events import EventWriter
 from tqpo.live import View
 from tqpo.normalize import Moments
@@ -97,15 +97,6 @@ def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
         return tuple(fix(x) for x in value) if isinstance(value, list) else value
 
     return {name: {k: fix(v) for k, v in fields.get(name, {}).items()} for name in ("settings", "task_settings")}
-
-
-class Interrupted(TqpoError):
-    """A signal ended training after a checkpoint; `code` is the exit status that says so."""
-
-    def __init__(self, number: int, folder: pathlib.Path, iteration: int):
-        self.code = 128 + number
-        name = signal.Signals(number).name
-        super().__init__(f"{name}: stopped after iteration {iteration}; go on with: tqpo train --resume {folder}")
 
 
 @contextlib.contextmanager
@@ -200,7 +191,7 @@ def _train(job: Job, group: Group, folder: store.Run, state: PyTree, done: int, 
         if crossed or heard or iteration >= job.iterations:
             save(iteration, chunk.state)
         if heard:
-            raise Interrupted(heard[0], folder.folder, iteration)
+            raise Interrupted(heard[0], f"stopped after iteration {iteration}; go on with: tqpo train --resume {folder.folder}")
         return False
 
     try:
@@ -324,7 +315,7 @@ def evaluate_run(
     episodes: int = 1000,
     physics: str = "jax",
     deterministic: bool = False,
-    progress: evaluate.acting.Progress | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fresh episodes of every seed's policy, summed up; see `evaluate` for the form."""
     job = Job.from_description(folder.config)

@@ -117,7 +117,7 @@
 
   function start(records) {
     const scene = byId("scene"), marks = byId("marks"), play = byId("play"), scrub = byId("scrub"), speed = byId("speed"), choose = byId("choose");
-    let episode = decode(records[0]), step = 0, playing = false, last = 0, part = 0;
+    let episode = decode(records[0]), step = 0, playing = false, last = null, part = 0;
 
     function show() {
       drawScene(scene, episode, step);
@@ -128,14 +128,16 @@
       byId("step").textContent = `${step} of ${episode.steps}`;
       byId("return").textContent = episode.returns[step].toFixed(2);
       const cost = byId("cost"), limit = episode.cost_limit;
-      cost.textContent = limit === null ? `${episode.episodeCost[step]}` : `${episode.episodeCost[step]} of ${limit} allowed`;
+      cost.textContent = limit === null ? `${episode.episodeCost[step]}` : `${episode.episodeCost[step]} (limit ${limit})`;
       cost.classList.toggle("over", limit !== null && episode.episodeCost[step] > limit);
       play.textContent = playing ? "Pause" : step === episode.steps ? "Replay" : "Play";
     }
     function tick(now) {
       if (!playing) return;
-      part += ((now - last) / 1000 / episode.step_duration) * Number(speed.value);
+      // A frame's time may lie before the click that asked for it, and a hidden tab stands still: neither makes a jump.
+      const elapsed = last === null ? 0 : Math.min(0.25, Math.max(0, (now - last) / 1000));  // s
       last = now;
+      part += (elapsed / episode.step_duration) * Number(speed.value);
       const whole = Math.floor(part);
       part -= whole;
       step = Math.min(episode.steps, step + whole);
@@ -146,7 +148,7 @@
     function toggle() {
       if (!playing && step === episode.steps) step = 0;
       playing = !playing;
-      last = performance.now();
+      last = null;
       part = 0;
       show();
       if (playing) requestAnimationFrame(tick);
