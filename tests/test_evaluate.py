@@ -192,13 +192,19 @@ def test_an_actor_does_as_in_training(kind):
     np.testing.assert_allclose(seen.batch.action[:, 0], np.array(actions), rtol=1e-5)
 
 
-def test_a_task():
+def test_a_task_and_its_twin():
+    """The same starts and the same noise: the MuJoCo twin runs the same episodes."""
+    twin = pytest.importorskip("tqpo.envs.mujoco")
     env = envs.make("SimpleEnv", max_steps=20)
     spec = networks.NetworkSpec(hidden=(8,))
     actor = networks.make_network(KEY, spec, env.obs_size, env.action_size, {}).actor
-    found = run_episodes(env, ActorPolicy(actor, normalize.init(env.obs_size)), KEY, 3)
+    policy = ActorPolicy(actor, normalize.init(env.obs_size))
+    found = run_episodes(env, policy, KEY, 3)
     assert found.costs.shape == (3, 3)
     assert set(found.lengths) == {20}
+    judged = run_episodes_host(functools.partial(twin.MujocoTask, env.config), policy, KEY, 3)
+    np.testing.assert_allclose(found.returns, judged.returns, atol=1e-3)
+    np.testing.assert_array_equal(found.costs, judged.costs)
 
 
 LIMIT = Constraint(limit=15.0, safety=0.9)

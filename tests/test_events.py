@@ -132,7 +132,7 @@ def test_a_full_disk_leaves_whole_records_and_nothing_is_lost(tmp_path, monkeypa
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(StoreError, match="No space left on device .* MB free"):
+        with pytest.raises(StoreError, match=r"No space left on device .* MB free"):
             writer.flush()
     assert len(list(records(writer.path))) == 1
     writer.close()

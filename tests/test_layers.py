@@ -16,7 +16,7 @@ ROWS = [
     {"rollout"},
     {"algorithms"},
     {"train", "acting", "evaluate", "store", "events", "provenance"},
-    {"paper", "reproduce", "plots", "video", "playback", "report", "bench", "parity", "convergence"},
+    {"paper", "reproduce", "figures", "plots", "video", "playback", "report", "bench", "parity", "convergence"},
     {"live", "session", "finish"},
     {"cli"},
 ]

@@ -12,10 +12,13 @@ from tqpo.algorithms.settings import field_names
 from tqpo.networks import NetworkSpec
 
 SEEDS = (0, 1)
-SIZES = {
+SIZES = {  # what the tests below count on, whatever a preset is tuned to
     "n_envs": 64,
     "n_steps": 8,
+    "epochs": 4,
     "minibatches": 2,
+    "normalize_advantage": False,
+    "indicator_scale": 0.1,
     "segment": 4,
     "learning_rate": 1e-2,
     "episode_window": 512,
@@ -46,7 +49,7 @@ def heads(learned, obs):
     return jax.vmap(one)(learned)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "ppo-lag", "qcpo", "tqpo"])
+@pytest.mark.parametrize("algorithm", ["ppo", "tqpo"])
 def test_bandit(algorithm):
     """The best action is half the observation; what is left to lose is the policy's own noise."""
     learned, _, returns = learn(Bandit(), algorithm, 60)
@@ -72,26 +75,17 @@ def test_values_of_a_chain():
         np.testing.assert_allclose(found["cost_value"][seed, :, 0], expected, rtol=0.05)
 
 
-@pytest.mark.parametrize("bootstrap", [True, False])
-def test_values_beyond_a_time_out(bootstrap):
-    """Reward 1 for ever, cut every 4 steps, all steps alike: V = 1/(1 − γ) = 5 if time-outs are bootstrapped.
-
-    If a time-out is an end, the value of a step is that of the average of 4, 3, 2, 1 steps to go: below 3.
-    """
-    env = Chain(4, truncates=True, blind=True)
-    learned, *_ = learn(env, "ppo", 80, discount=0.8, bootstrap_timeouts=bootstrap)
-    value = heads(learned, np.zeros((1, 1)))["value"]
-    if bootstrap:
-        np.testing.assert_allclose(value, 5.0, rtol=0.05)
-    else:
-        assert (value < 3).all()
+def test_values_beyond_a_time_out():
+    """Reward 1 for ever, cut every 4 steps, all steps alike: V = 1/(1 − γ) = 5, since time-outs are bootstrapped."""
+    learned, *_ = learn(Chain(4, truncates=True, blind=True), "ppo", 60, discount=0.8)
+    np.testing.assert_allclose(heads(learned, np.zeros((1, 1)))["value"], 5.0, rtol=0.05)
 
 
-@pytest.mark.parametrize("kind", ["lstm", "mlp"])
-def test_only_a_memory_can_remember(kind):
-    _, _, returns = learn(Remember(), "tqpo", 80, kind, n_steps=12, segment=6, learning_rate=3e-3)
-    last = returns[-10:].mean(0)
-    assert (last > 0.6).all() if kind == "lstm" else (np.abs(last) < 0.15).all()
+def test_a_memory_remembers():
+    """The sign was shown two steps before it pays: without a memory the return is 0."""
+    _, _, returns = learn(Remember(), "tqpo", 60, "lstm", n_steps=12, segment=6, learning_rate=5e-3)
+    assert (np.abs(returns[0]) < 0.15).all()
+    assert (returns[-5:].mean(0) > 0.6).all()
 
 
 @pytest.mark.parametrize("algorithm", ["ppo-lag", "qcpo", "tqpo"])
@@ -101,7 +95,7 @@ def test_two_arms(algorithm):
     The risky arm pays 1 and costs 2 with probability 0.4: mean 0.8 below the limit 1, 0.9-quantile 2 above it.
     Pr[C ≤ 1] ≥ 0.9 holds when it is taken in at most 0.1/0.4 of the episodes. There TQPO's λ balances 1 = λ·0.4.
     """
-    _, metrics, risky = learn(TwoArms(), algorithm, 200, gain=0.3, initial_multiplier=2.0)
+    _, metrics, risky = learn(TwoArms(), algorithm, 150, gain=0.3, initial_multiplier=2.0)
     risky = risky[-50:].mean(0)
     safety = metrics["safety_prob"][-50:, :, 0].mean(0)
     if algorithm == "ppo-lag":

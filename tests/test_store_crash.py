@@ -10,9 +10,9 @@ import sys
 
 import numpy as np
 import pytest
+
 import stores
 from stores import chunk_rows, identical, leftovers, meta_of, small_state, work
-
 from tqpo import provenance, store
 from tqpo.errors import StoreError
 
@@ -162,13 +162,16 @@ def test_a_full_disk_at_every_point(tmp_path, reference):
         with pytest.MonkeyPatch.context() as patch:
             disk = Disk(patch, "full", at)
             disk.room = False
+            message = None
             try:
                 work(folder, saved=saved)
             except StoreError as error:
+                message = str(error)
+            if message:  # not where only a rename or a removal was left to do
                 failures += 1
-                assert str(folder) in str(error)
-                assert "No space left on device" in str(error)
-                assert "MB free" in str(error)
+                assert str(folder) in message
+                assert "No space left on device" in message
+                assert "MB free" in message
                 assert not [name for name in leftovers(folder) if name.startswith(".tmp-")]
             disk.room = True
             if (folder / "manifest.json").exists():
@@ -203,29 +206,27 @@ def tiny_disk(tmp_path):
     """A real file system of half a megabyte."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", folder], capture_output=True, check=False
+    )
     if made.returncode:
         pytest.skip("mounting a tmpfs needs root")
     yield folder
     subprocess.run(["umount", folder], check=True)
 
 
-def fill(folder: pathlib.Path) -> None:
+def test_a_really_full_disk(tiny_disk):
     """Saves checkpoints of 100 kB until one does not fit; the last that did must load."""
     state = {"x": np.arange(25_000, dtype=np.float32)}
-    run = store.create(folder / "run", {})
-    with run, pytest.raises(StoreError, match="cannot write .* MB free.* intact") as caught:
-        for iteration in range(1, 20):
-            run.save_checkpoint({"x": state["x"] * iteration}, meta_of(iteration), keep=20)
-    assert str(folder / "run/checkpoints/step-") in str(caught.value)
-    assert not leftovers(folder)
-    found, meta = store.open_run(folder / "run").load_checkpoint(state)
-    assert identical(found, {"x": state["x"] * meta["iteration"]})
-    assert meta["iteration"] == iteration - 1 >= 2
-
-
-def test_a_really_full_disk(tiny_disk):
-    fill(tiny_disk)
+    with store.create(tiny_disk / "run", {}) as run:
+        for iteration in range(1, 5):
+            run.save_checkpoint({"x": state["x"] * iteration}, meta_of(iteration), keep=9)
+        with pytest.raises(StoreError, match=r"cannot write .*run/checkpoints/step-000000001000.* MB free.* intact"):
+            run.save_checkpoint({"x": state["x"] * 5}, meta_of(5), keep=9)
+    assert not leftovers(tiny_disk)
+    found, meta = store.open_run(tiny_disk / "run").load_checkpoint(state)
+    assert identical(found, {"x": state["x"] * 4})
+    assert meta == meta_of(4)
 
 
 def test_a_limit_on_file_sizes(tmp_path):
@@ -234,7 +235,7 @@ def test_a_limit_on_file_sizes(tmp_path):
         run.save_checkpoint({"x": np.zeros(1000)}, meta_of(1))
         resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
         try:
-            with pytest.raises(StoreError, match="File too large .* intact"):
+            with pytest.raises(StoreError, match=r"File too large .* intact"):
                 run.save_checkpoint({"x": np.zeros(1_000_000)}, meta_of(2))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -243,7 +244,7 @@ def test_a_limit_on_file_sizes(tmp_path):
 
 
 KILLER = """
-import os, pathlib, random, signal, sys, time
+import os, pathlib, random, shutil, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import numpy as np, stores
 from tqpo import provenance
@@ -251,31 +252,34 @@ provenance.provenance = lambda: dict(stores.PROVENANCE)
 big = np.random.default_rng(0).normal(size=(2, 100_000))
 stores.small_state = lambda i: stores.Window(big + i, np.array([i]))
 folder, choose, kills = pathlib.Path(sys.argv[2]), random.Random(int(sys.argv[3])), 0
+begin = time.monotonic()
 stores.work(folder.with_name("reference"))
+usual = time.monotonic() - begin
 while True:
     child = os.fork()
     if child == 0:
         stores.work(folder)
         os._exit(0)
     if kills < 12:
-        time.sleep(choose.uniform(0, 0.08))
+        time.sleep(choose.uniform(0, 0.6 * usual))
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    if not os.WIFSIGNALED(status):
+    if os.WIFSIGNALED(status):
+        kills += 1
+    elif kills >= 12 or status:
         break
-    kills += 1
-print("kills", kills)
+    else:
+        shutil.rmtree(folder)  # it was faster: once more
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
 def test_kill_9_at_random_moments(tmp_path):
-    """Processes that die for real, up to a dozen times, some while they write; the last one ends the run."""
+    """Processes that die for real, a dozen times, some while they write; the last one ends the run."""
     here = str(pathlib.Path(__file__).parent)
     command = [sys.executable, "-W", "ignore", "-c", KILLER, here, str(tmp_path / "run"), "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) >= 3, "too fast to be killed"
     finished_as(tmp_path / "run", tmp_path / "reference")
 
 

@@ -8,9 +8,9 @@ import shutil
 
 import numpy as np
 import pytest
+
 import stores
 from stores import chunk_rows, identical, meta_of, small_state
-
 from tqpo import provenance, store
 from tqpo.errors import StoreError
 from tqpo.store import sealed
@@ -237,19 +237,35 @@ def test_each_damage_to_the_newest_checkpoint(pristine, tmp_path, monkeypatch, d
         shutil.rmtree(folder)
 
 
-def test_every_single_bit_of_a_small_checkpoint(tmp_path, monkeypatch):
-    """Not a sample: all of them, in a file of one weight."""
-    monkeypatch.setattr(provenance, "provenance", lambda: dict(stores.PROVENANCE))
+@pytest.mark.parametrize(
+    ("name", "bits"),  # every `bits`-th bit
+    [
+        ("checkpoints/step-000000000200/state.safetensors", 1),
+        ("checkpoints/step-000000000200/checkpoint.json", 7),
+        ("policy.safetensors", 1),
+        ("policy.json", 7),
+        ("manifest.json", 7),
+        ("config.json", 1),
+    ],
+)
+def test_flipped_bits_one_by_one(tmp_path, monkeypatch, name, bits):
+    """Not a sample: every bit of the data, and one in every byte of the records."""
+    monkeypatch.setattr(provenance, "provenance", lambda: {})
     template = {"w": np.float32(0)}
     with store.create(tmp_path / "run", {}) as run:
-        path = run.save_checkpoint({"w": np.float32(1.5)}, meta_of(1)) / "state.safetensors"
-    run = store.open_run(tmp_path / "run", on_warning=lambda text: None)
-    good = path.read_bytes()
-    for bit in range(8 * len(good)):
+        run.save_checkpoint({"w": np.float32(1.5)}, meta_of(1))
+        run.save_policy({"w": np.float32(2.5)}, {"task": "Toy"})
+
+    def read():
+        run = store.open_run(tmp_path / "run", on_warning=lambda text: None)
+        return run.load_checkpoint(template)[0]["w"], run.load_policy(template)[0]["w"]
+
+    good = (tmp_path / "run" / name).read_bytes()
+    for bit in range(0, 8 * len(good), bits):
         data = bytearray(good)
         data[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(data)
+        (tmp_path / "run" / name).write_bytes(data)
         with pytest.raises(StoreError):
-            run.load_checkpoint(template)
-    path.write_bytes(good)
-    assert run.load_checkpoint(template)[0]["w"] == 1.5
+            read()
+    (tmp_path / "run" / name).write_bytes(good)
+    assert read() == (1.5, 2.5)

@@ -315,8 +315,7 @@ class Reproduce:
 
         if self.what not in SETS:
             raise UnknownNameError(f"nothing to reproduce called {self.what!r}; there are {', '.join(SETS)}")
-        wanted = lambda c: c.task in (self.task or {c.task}) and c.algo in (self.algo or {c.algo})
-        cells = [cell for cell in SETS[self.what] if wanted(cell)]
+        cells = [c for c in SETS[self.what] if c.task in (self.task or {c.task}) and c.algo in (self.algo or {c.algo})]
         plan = Plan(cells, self.out, tuple(range(self.seeds)), int(self.steps))
         Console(width=150).print(table(reproduce(plan)))
 

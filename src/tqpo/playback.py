@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tqpo.acting import Policy, trace
-from tqpo.envs import Task
+from tqpo.acting import Policy, Trace, trace
+from tqpo.envs import Task, TaskConfig
 from tqpo.errors import ConfigError
 from tqpo.types import Key
 
@@ -32,15 +32,19 @@ def record_episode(
     cost_limit: float | None = None,
     title: str = "",
 ) -> dict[str, Any]:
-    """Episode `index` of `run_episodes` with this key, as JSON for the player.
-
-    Poses, gremlins and returns are differences from step to step in thousandths, which the player adds up.
-    """
+    """Episode `index` of `run_episodes` with this key, as JSON for the player."""
     if not isinstance(env, Task):
         raise ConfigError(
             f"{type(env).__name__} cannot be drawn from above: an episode is recorded from a built-in task"
         )
-    seen, config = trace(env, policy, key, index, deterministic), env.config
+    return encode(trace(env, policy, key, index, deterministic), env.config, cost_limit, title)
+
+
+def encode(seen: Trace, config: TaskConfig, cost_limit: float | None = None, title: str = "") -> dict[str, Any]:
+    """A trace of `Task` states as JSON for the player.
+
+    Poses, gremlins and returns are differences from step to step in thousandths, which the player adds up.
+    """
     states = seen.states
     goals = np.column_stack([states.goal, states.goal_button])
     reached = np.any(goals[1:] != goals[:-1], axis=1)  # the same button may be drawn again, but the timer starts

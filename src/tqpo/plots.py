@@ -1,48 +1,37 @@
 """Figures: learning curves as the paper's Figures 2 and 3, the multiplier and its tilt, histograms of the episode cost.
 
 A line is the mean over seeds, the band around it one standard deviation either way (within the seeds' range). Colours are
-Okabe & Ito's, which colour-blind readers can tell apart; after six labels the line style changes. Every figure can be saved as PNG
-and SVG, or put into a page as SVG whose ink is the page's text colour, so that it follows a dark theme.
+Okabe & Ito's, which colour-blind readers can tell apart; after six labels the line style changes.
 """
 
-import io
-import pathlib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from tqpo.errors import ConfigError
+from tqpo.figures import INK, finish, inline_svg, legend, new_figure, save, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+__all__ = [
+    "Curve",
+    "RunInfo",
+    "cost_histogram",
+    "inline_svg",
+    "learning_curves",
+    "make_curves",
+    "multiplier_curves",
+    "save",
+]
+
 COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 LINE_STYLES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (5, 1.5, 1, 1.5)))
-INK = "#1f2630"
 WITHIN, BEYOND = "#0072b2", "#d55e00"
 MOST_POINTS = 600
-RC: dict[Any, Any] = {
-    "font.size": 10,
-    "font.family": "sans-serif",
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "svg.hashsalt": "tqpo",
-}
 CURVES = {
     "return_mean": "Return",
     "safety_prob": "Safety probability Pr[C ≤ d]",
@@ -91,19 +80,21 @@ def make_curves(
 def learning_curves(curves: Sequence[Curve], title: str = "") -> "Figure":
     """Return, safety probability, mean and quantile of the episode cost over training."""
     shown = [name for name in CURVES if any(name in c.metrics for c in curves)]
+    if not shown:
+        raise ConfigError(f"no metric of {', '.join(CURVES)}: there is nothing to draw")
     rows = -(-len(shown) // 2)
     with style():
         figure, axes = new_figure(rows, 2, (9.0, 2.7 * rows + 0.4))
         for ax, name in zip(axes, shown, strict=False):
             draw_curves(ax, curves, name)
-            asked = {f"{c.info.safety:.0%}" for c in curves if c.info.safety}
+            asked = {percent(c.info.safety) for c in curves if c.info.safety}
             ax.set_title(CURVES[name].format(asked.pop() if len(asked) == 1 else "required"))
             if name == "safety_prob":
-                levels(ax, {c.info.safety for c in curves}, "{:.0%}")
+                levels(ax, {c.info.safety for c in curves}, percent)
                 ax.set_ylim(max(0.0, min(0.75, ax.get_ylim()[0])), 1.005)
-                ax.yaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+                ax.yaxis.set_major_formatter(lambda x, _: percent(x))
             if name.startswith("episode_cost"):
-                levels(ax, {c.info.cost_limit for c in curves}, "d = {:g}")
+                levels(ax, {c.info.cost_limit for c in curves}, "d = {:g}".format)
                 ax.set_ylim(0, cost_top(curves, name))
         legend(figure, title)
     return figure
@@ -139,7 +130,7 @@ def cost_histogram(evaluations: Sequence[Mapping[str, Any]], constraint: int = 0
         figure, axes = new_figure(len(evaluations), 1, (9.0, 2.5 * len(evaluations) + 0.5))
         # the axis ends where 1 in 200 episodes lies beyond; those go into the last bar
         tops = [np.quantile(episode_costs(e, constraint), 0.995) for e in evaluations]
-        tops += [2 * c["cost_limit"] for e in evaluations for c in e["constraints"][constraint : constraint + 1]]
+        tops += [2 * asked["cost_limit"] for e in evaluations if (asked := asked_of(e, constraint))]
         top = float(max(tops)) or 1.0
         for ax, evaluation in zip(axes, evaluations, strict=True):
             draw_histogram(ax, evaluation, constraint, top)
@@ -156,7 +147,7 @@ def draw_curves(ax: "Axes", curves: Sequence[Curve], name: str) -> None:
             colour, line = colours[c.info.label]
             x, mean, low, high = band(c, name)
             ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
-            ax.plot(x, mean, color=colour, linestyle=line, linewidth=1.8, label=c.info.label)
+            ax.plot(x, mean, color=colour, linestyle=line, linewidth=1.8, label=named(c.info.label))
     finish(ax)
 
 
@@ -182,16 +173,21 @@ def cost_top(curves: Sequence[Curve], name: str) -> float:
     return max(tops, default=0) or 1.0
 
 
-def levels(ax: "Axes", values: set[float | None], text: str) -> None:
+def levels(ax: "Axes", values: set[float | None], name: Callable[[float], str]) -> None:
     """A dashed line at each limit or level, named to the right of the axes, where no curve runs."""
     for value in sorted(v for v in values if v is not None):
         ax.axhline(value, color=INK, linewidth=1.1, linestyle=(0, (4, 2)), zorder=1.5)
         place = {"textcoords": "offset points", "xytext": (3, 0), "ha": "left", "va": "center", "fontsize": 9}
-        ax.annotate(text.format(value), (1, value), xycoords=("axes fraction", "data"), **place)
+        ax.annotate(name(value), (1, value), xycoords=("axes fraction", "data"), **place)
+
+
+def asked_of(evaluation: Mapping[str, Any], constraint: int) -> Mapping[str, Any] | None:
+    """The constraint of that number, if there are so many."""
+    return next(iter(evaluation["constraints"][constraint : constraint + 1]), None)
 
 
 def episode_costs(evaluation: Mapping[str, Any], constraint: int) -> np.ndarray:
-    channel = evaluation["constraints"][constraint]["channel"] if evaluation["constraints"] else 0
+    channel = (asked_of(evaluation, constraint) or {"channel": 0})["channel"]
     return np.concatenate([np.asarray(s["episode_costs"], float)[:, channel] for s in evaluation["seeds"]])
 
 
@@ -206,28 +202,25 @@ def histogram_edges(costs: np.ndarray, limit: float, top: float) -> np.ndarray:
 
 def draw_histogram(ax: "Axes", evaluation: Mapping[str, Any], constraint: int, top: float) -> None:
     costs = episode_costs(evaluation, constraint)
-    asked = evaluation["constraints"][constraint] if evaluation["constraints"] else None
-    edges = histogram_edges(costs, asked["cost_limit"] if asked else 0.0, top)
+    asked = asked_of(evaluation, constraint)
+    limit = asked["cost_limit"] if asked else np.inf
+    edges = histogram_edges(costs, limit if asked else 0.0, top)
     width = edges[1] - edges[0]
     share = np.histogram(np.minimum(costs, edges[-1] - width / 2), edges)[0] / len(costs)
-    unsafe = edges[:-1] + width / 2 > (asked["cost_limit"] if asked else np.inf)
+    unsafe = edges[:-1] + width / 2 > limit
     ax.bar(edges[:-1] + width / 2, share, 0.86 * width, color=np.where(unsafe, BEYOND, WITHIN))
     ax.set_xlim(edges[0], edges[-1])
     ax.set_ylim(0, 1.3 * share.max())  # room for what the lines are called
     rest = costs[costs > edges[-2]]
     ax.set_xlabel("episode cost" + (f" (last bar: {rest.min():.4g} or more)" if costs.max() > edges[-1] else ""))
     ax.set_ylabel("share of episodes")
-    ax.yaxis.set_major_formatter(lambda x, _: f"{100 * x:g}%")
+    ax.yaxis.set_major_formatter(lambda x, _: percent(x))
     ax.set_title(" · ".join(x for x in (evaluation["label"], f"{len(costs):,} episodes") if x))
     if asked:
         found = evaluation["pooled"]["constraints"][constraint]
-        q, d = found["episode_cost_quantile"]["value"], asked["cost_limit"]
-        border = edges[int(np.argmax(unsafe))]
-        name_lines(
-            ax,
-            (border, f"limit {d:g}: {found['safety_prob']['value']:.1%} within", (0, (4, 2))),
-            (q, f"{asked['safety']:.0%} quantile: {q:.4g}", "-"),
-        )
+        q, within = found["episode_cost_quantile"]["value"], f"{found['safety_prob']['value']:.1%} within"
+        border = (edges[np.argmax(unsafe)], f"limit {limit:g}: {within}", (0, (4, 2)))
+        name_lines(ax, border, (min(q, edges[-1]), f"{percent(asked['safety'])} quantile: {q:.4g}", "-"))
     finish(ax, steps=False)
 
 
@@ -239,67 +232,17 @@ def name_lines(ax: "Axes", *marks: tuple[float, str, Any]) -> None:
         ax.annotate(text, (x, 0.95), xycoords=("data", "axes fraction"), fontsize=9, **place)
 
 
+def percent(x: float) -> str:
+    return f"{100 * x:g}%"
+
+
+def named(label: str) -> str:
+    """matplotlib leaves labels that begin with an underscore out of a legend."""
+    return f"\u200b{label}" if label.startswith("_") else label
+
+
 def palette(curves: Sequence[Curve]) -> dict[str, tuple[str, Any]]:
     """Colour and line style of each label, in order of appearance."""
     found = list(dict.fromkeys(c.info.label for c in curves))
     n = len(COLOURS)
     return {label: (COLOURS[i % n], LINE_STYLES[i // n % len(LINE_STYLES)]) for i, label in enumerate(found)}
-
-
-def finish(ax: "Axes", steps: bool = True) -> None:
-    ax.grid(axis="y", color=INK, alpha=0.12, linewidth=0.8)
-    ax.set_axisbelow(True)
-    ax.tick_params(length=3, width=0.8)
-    if steps:
-        ax.set_xlabel("environment steps")
-        ax.xaxis.set_major_formatter(lambda x, _: f"{x / 1e6:g} M" if x >= 1e6 else f"{x / 1e3:g} k" if x else "0")
-        ax.margins(x=0.01)
-
-
-def legend(figure: "Figure", title: str) -> None:
-    """Title and labels above the axes; a single label only if there is no title to take its place."""
-    handles = {label: h for ax in figure.axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
-    if len(handles) > 1 or (handles and not title):
-        columns = -(-len(handles) // -(-len(handles) // 5))  # at most five in a row, rows as even as can be
-        found = figure.legend(
-            handles.values(), handles.keys(), loc="outside upper left", ncols=columns, columnspacing=1.4, title=title
-        )
-        found.set_alignment("left")
-        found.get_title().set(fontsize=12, fontweight="bold")
-    elif title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
-
-
-def new_figure(rows: int, columns: int, size: tuple[float, float]) -> "tuple[Figure, list[Axes]]":
-    from matplotlib.figure import Figure  # not pyplot: no global state, no display
-
-    figure = Figure(figsize=size, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)  # inches  # pyright: ignore
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
-
-
-def style(changes: Any = None):
-    import matplotlib
-
-    return matplotlib.rc_context(RC | (changes or {}))
-
-
-def save(figure: "Figure", stem: str | pathlib.Path) -> list[pathlib.Path]:
-    """Writes `stem`.png and `stem`.svg."""
-    paths = [pathlib.Path(f"{stem}.png"), pathlib.Path(f"{stem}.svg")]
-    paths[0].parent.mkdir(parents=True, exist_ok=True)
-    with style():
-        figure.savefig(paths[0], dpi=160)
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
-
-
-def inline_svg(figure: "Figure", prefix: str) -> str:
-    """The figure as an <svg> element for a page: its ink the page's text colour, its ids begun with `prefix`."""
-    buffer = io.StringIO()
-    with style({"svg.fonttype": "none"}):
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    return re.sub(r'(\bid="|href="#|url\(#)', rf"\1{prefix}-", svg)

@@ -49,13 +49,19 @@ def processor() -> str:
     return names[0] if names else platform.machine()
 
 
+def command() -> str:
+    """The command line, without folders that exist on one machine alone."""
+    words = [word if not os.path.isabs(word) else pathlib.Path(word).name for word in sys.argv[1:]]
+    return " ".join(["tqpo", *words])
+
+
 def provenance() -> dict[str, Any]:
     """Everything a reader needs to know where and with what a file was made."""
     devices = jax.devices()
     return {
         "commit": commit(),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(["tqpo", *sys.argv[1:]]) if sys.argv else "",
+        "command": command(),
         "versions": {"python": platform.python_version(), **{p: version(p) for p in PACKAGES if version(p)}},
         "hardware": {
             "platform": devices[0].platform,

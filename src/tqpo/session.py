@@ -150,9 +150,13 @@ def resume(path: str | os.PathLike, host: Host | None = None) -> store.Run:
     if plain(job.describe()) != plain(folder.config):
         folder.close()
         raise ConfigError(f"{folder.folder} was begun with other settings than this version derives from its config.json")
-    group = job.group()
-    state = init_group(group)
-    found = folder.resume(state)
+    try:
+        group = job.group()
+        state = init_group(group)
+        found = folder.resume(state)
+    except BaseException:
+        folder.close()
+        raise
     state, iteration = (found[0], int(found[1]["iteration"])) if found else (state, 0)
     return _train(job, group, folder, state, iteration, host or Host())
 
@@ -229,7 +233,7 @@ class Sinks:
         self.writers: dict[str, Any] = {}
         with self.forgiving("TensorBoard"):
             for seed in job.seeds:
-                self.writers[f"seed-{seed}"] = EventWriter(folder.path(f"events/seed-{seed}"), purge_step=step)
+                self.writers[f"seed-{seed}"] = EventWriter(folder.path(f"events/seed-{seed}"), step + 1 if step else None)
         self.wandb: Any = None
         if host.wandb:
             with self.forgiving("Weights & Biases"):

@@ -12,6 +12,9 @@ COLOURS = {  # rgba, as in Safety Gym
     "gremlin": "0.55 0.25 0.8 1",
 }
 
+# Robot and gremlins start at distance 0 ± rounding from the floor; whether it acts must not depend on that.
+CLEARANCE = 1e-6  # m
+
 
 def model_xml(config: TaskConfig) -> str:
     """Safety Gym's point robot and world. Places are written later: `MujocoTask` moves bodies without recompiling."""
@@ -42,7 +45,7 @@ def model_xml(config: TaskConfig) -> str:
         f'size="{box.half_size} {box.half_size} {box.half_size}" density="{box.density}" '
         f'{friction(box.friction)} {soft(box.contact)} rgba="{COLOURS["gremlin"]}"/></body>'
         f'<body name="gremlin{i}_mocap" mocap="true"><geom type="box" size="0.02 0.02 0.02" contype="0" conaffinity="0" '
-        f'rgba="{COLOURS["gremlin"]}"/></body>'
+        f'rgba="0 0 0 0"/></body>'
         for i in range(config.gremlins)
     ]
     welds = [f'<weld body1="gremlin{i}_mocap" body2="gremlin{i}" {soft(box.weld)}/>' for i in range(config.gremlins)]
@@ -50,7 +53,9 @@ def model_xml(config: TaskConfig) -> str:
     return f"""
 <mujoco model="tqpo">
   <option timestep="{robot.timestep}" gravity="0 0 {-box.gravity}"/>
+  <statistic center="0 0 0" extent="{side}"/>
   <visual>
+    <map shadowclip="1" shadowscale="1"/>
     <global offwidth="1920" offheight="1080"/>
     <headlight ambient="0.35 0.35 0.35" diffuse="0.35 0.35 0.35" specular="0 0 0"/>
     <quality shadowsize="4096"/>
@@ -66,9 +71,9 @@ def model_xml(config: TaskConfig) -> str:
     <material name="floor" texture="floor" texrepeat="2 2" texuniform="true"/>
   </asset>
   <worldbody>
-    <light pos="{-side} {-side} {2 * side}" dir="1 1 -2" directional="true" diffuse="0.5 0.5 0.5"/>
-    <camera name="view" pos="0 {-1.05 * side} {1.15 * side}" xyaxes="1 0 0 0 0.74 0.67"/>
-    <geom name="floor" type="plane" size="{side} {side} 0.1" material="floor"/>
+    <light pos="{-0.5 * side} {-0.5 * side} {side}" dir="1 1 -2" directional="true" diffuse="0.5 0.5 0.5"/>
+    <camera name="view" pos="0 {-0.82 * side} {0.92 * side}" xyaxes="1 0 0 0 0.75 0.66"/>
+    <geom name="floor" type="plane" pos="0 0 {-CLEARANCE}" size="{side} {side} 0.1" material="floor"/>
     <body name="robot" pos="0 0 {robot.z_height}">
       <joint name="x" type="slide" axis="1 0 0" damping="{robot.damping_linear}"/>
       <joint name="y" type="slide" axis="0 1 0" damping="{robot.damping_linear}"/>

@@ -1,4 +1,4 @@
-"""Whole episodes, each side on its own state: returns and costs of the JAX task (float32) and of the twin (MuJoCo's default solver).
+"""Whole episodes, each side on its own state: the JAX task in float32 against the twin with MuJoCo's default solver.
 
 Paired: episode i has the same layout and the same noise on both sides. Rounding errors grow (the steering is chaotic), so the two
 runs of an episode part; if the physics agree they part without bias, and the mean of their differences is 0 within its error. The

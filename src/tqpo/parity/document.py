@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 SPANS = {"physics": "2 ms", "environment": "20 ms"}
+CASES = {"float64": "float64", "float64_default_solver": "float64, MuJoCo's default solver", "float32": "float32"}
 BARS = {"float64": "median ≤ 1e-12, worst ≤ 1e-6", "float32": "median ≤ 1e-6, worst ≤ 1e-3"}
 
 
@@ -56,14 +57,14 @@ def one_step(cells: dict[str, Any]) -> str:
 def copied(cells: dict[str, Any]) -> str:
     rows = []
     for task, cell in cells.items():
-        for case in ("float64", "float64_default_solver", "float32"):
+        for case, label in CASES.items():
             entry = cell[case]
             parts = entry["obs_by_part"]
             calm = max(v for k, v in parts.items() if k not in {"accelerometer", "gyro"})
             rows.append(
                 [
                     task,
-                    case.replace("_", ", "),
+                    label,
                     f"{entry['steps']:,}",
                     number(entry["obs"]),
                     number(calm),
@@ -80,13 +81,13 @@ def copied(cells: dict[str, Any]) -> str:
 def differing(cells: dict[str, Any]) -> str:
     lines = []
     for task, cell in cells.items():
-        for case in ("float64", "float64_default_solver", "float32"):
+        for case, label in CASES.items():
             found = cell[case]["differing"]
             why = Counter(d["why"].split(",")[0] for d in found)
             for reason, count in why.most_common():
                 of_these = [d for d in found if d["why"].split(",")[0] == reason]
                 examples = "; ".join(describe(d) for d in of_these[:3])
-                lines.append(f"- {task}, {case.replace('_', ', ')}: {count} × {reason}. {examples}.")
+                lines.append(f"- {task}, {label}: {count} × {reason}. {examples}.")
     return "\n".join(lines) or "None: no step differs beyond the tolerances."
 
 
@@ -131,23 +132,24 @@ def document(result: dict[str, Any]) -> str:
     episodes = max((cell["episodes"] for cell in loop.values()), default=0)
     return f"""# Agreement with MuJoCo
 
-Written by `python -m tqpo.parity --out results/parity.json --doc docs/parity.md`. Commit {origin["commit"]}; {versions}; {origin["made"]}.
-The judge is the MuJoCo twin of each task (`tqpo/envs/mujoco.py`): the same state, with physics, contacts and sensors from the `mujoco`
-package and everything else written a second time in NumPy.
+Written by `python -m tqpo.parity --out results/parity.json --doc docs/parity.md`. Commit {origin["commit"]};
+{versions}; {origin["made"]}. The judge is the MuJoCo twin of each task (`tqpo/envs/mujoco.py`): the same state, with
+physics, contacts and sensors from the `mujoco` package and everything else written a second time in NumPy.
 
 ## One step from random states
 
-|Δ velocity| [m/s, rad/s], the largest component over robot and gremlins, over {states:,} states per task. MuJoCo's solver is iterated to
-the end (tolerance 0, 200 iterations); the last column has it at its default tolerance of 1e-8. Wanted of the 2 ms step:
-{"; ".join(f"{k}: {v}" for k, v in BARS.items())}. Over 20 ms (ten such steps) rounding errors grow: the hinge's speed servo has a gain
-of 0.09/I ≈ 3,200 /s, so that an error in its linear range is multiplied by about −4 in each 2 ms.
+Size of Δ velocity [m/s, rad/s], the largest component over robot and gremlins, over {states:,} states per task. MuJoCo's solver is
+iterated to the end (tolerance 0, 200 iterations); the last column has it at its default tolerance of 1e-8. Wanted of the 2 ms
+step: {"; ".join(f"{k}: {v}" for k, v in BARS.items())}. Over 20 ms (ten such steps) rounding errors grow: the
+hinge's speed servo has a gain of 0.09/I ≈ 3,200 /s, so that an error in its linear range is multiplied by about −4 in each 2 ms.
 
 {one_step(step)}
 
 ## Along episodes, the state copied over each step
 
-Largest |Δ| over 1000-step episodes of four policies. Wanted: observation within 1e-5, reward within 1e-6, cost equal on 99.9 % of
-steps. In float32 the accelerometer and the gyro carry the growth described above; the rest of the observation is shown apart.
+Largest difference over 1000-step episodes of four policies. Wanted: observation within 1e-5, reward within 1e-6, cost equal on
+99.9 % of steps. In float32 the accelerometer and the gyro carry the growth described above; the rest of the observation is shown
+apart.
 
 {copied(copy)}
 
@@ -157,9 +159,9 @@ What differs (a cost, or in float64 more than the tolerances), as JAX / MuJoCo, 
 
 ## Closed loop
 
-{episodes} episodes per cell, each side on its own state, same layouts and noise on both sides; JAX in float32, MuJoCo with its default
-solver. The interval is a paired bootstrap of the difference over episodes. It holds 0 in {sum(verdicts)} of {len(verdicts)} cases;
-by chance about {0.05 * len(verdicts):.0f} would fall outside if the two agreed exactly.
+{episodes} episodes per cell, each side on its own state, same layouts and noise on both sides; JAX in float32, MuJoCo with its
+default solver. The interval is a paired bootstrap of the difference over episodes. It holds 0 in {sum(verdicts)} of
+{len(verdicts)} cases; by chance about {0.05 * len(verdicts):.0f} would fall outside if the two agreed exactly.
 
 {closed_loop(loop)}
 """

@@ -18,7 +18,9 @@ from tqpo.store.disk import DamagedError
 from tqpo.types import PyTree
 
 NUMBERS = {bool: np.bool_, int: np.int64, float: np.float64}
-NATIVE = {"bool", "float16", "float32", "float64", "complex64"} | {f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)}
+NATIVE = {"bool", "float16", "float32", "float64", "complex64"} | {
+    f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)
+}
 
 Leaves = dict[str, dict[str, Any]]  # name → kind, dtype, shape
 
