@@ -18,7 +18,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from tqpo import evaluate, networks, store
+from tqpo import evaluate, networks, statistics, store
 from tqpo.acting import ActorPolicy, Progress
 from tqpo.algorithms.presets import VARIANTS, preset
 from tqpo.algorithms.settings import Constraint
@@ -32,6 +32,10 @@ from tqpo.types import PyTree
 
 CHECKPOINTS_KEPT = 3
 EVALUATION_SEED = 1_000_003  # episodes of an evaluation share no key with training
+SELECTION_SEED = 2_000_003  # nor with those that choose among snapshots
+SELECTION_EPISODES = 256
+SELECTION_CONFIDENCE = 0.68  # two-sided: the lower end is one standard error down
+SNAPSHOT_SHARE = 1 / 3  # of training, at its end, in which snapshots are taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Job:
     cost_limit: float = 15.0
     seeds: tuple[int, ...] = (0,)
     steps: int = 5_000_000
+    snapshots: int = 8  # policies from the last third of training that the final one is chosen from; 1: the last
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     task_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -55,6 +60,8 @@ class Job:
             raise ConfigError(f"cost_limit = {self.cost_limit}: a number that is not negative")
         if self.steps < 1:
             raise ConfigError(f"steps = {self.steps}: at least 1")
+        if self.snapshots < 1:
+            raise ConfigError(f"snapshots = {self.snapshots}: at least 1")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
             raise ConfigError(f"seeds = {self.seeds}: at least one, all different, none negative")
 
@@ -75,6 +82,12 @@ class Job:
     def iterations(self) -> int:
         learner = self.config().learner
         return math.ceil(self.steps / (learner.n_envs * learner.n_steps))
+
+    @property
+    def snapshot_iterations(self) -> list[int]:
+        """When snapshots are taken; the last is the end."""
+        start = self.iterations * (1 - SNAPSHOT_SHARE)
+        return sorted({round(x) for x in np.linspace(start, self.iterations, self.snapshots + 1)[1:]})
 
     def describe(self) -> dict[str, Any]:
         """As `config.json` keeps it: the job, and all that followed from it."""
@@ -191,6 +204,9 @@ def _train(job: Job, group: Group, folder: store.Run, state: PyTree, done: int, 
         now = time.monotonic()
         view.update(iteration, chunk.metrics, now - clock)
         clock = now
+        for moment in job.snapshot_iterations:
+            if iteration - length < moment <= iteration:
+                folder.save_snapshot(moment, policies_of(chunk.state))
         crossed = iteration // host.checkpoint_every > (iteration - length) // host.checkpoint_every
         if crossed or heard or iteration >= job.iterations:
             save(iteration, chunk.state)
@@ -209,8 +225,44 @@ def _train(job: Job, group: Group, folder: store.Run, state: PyTree, done: int, 
         raise
     finally:
         sinks.close()
-    save_policies(folder, job, group, state)
+    choose_policies(folder, job, group, policies_of(state), view)
     return folder
+
+
+def policies_of(state: PyTree) -> ActorPolicy:
+    """The actors of all runs with their normalisers, [runs, …]."""
+    return ActorPolicy(state.learner.network.actor, state.learner.moments)
+
+
+def choose_policies(folder: store.Run, job: Job, group: Group, final: ActorPolicy, view: View) -> None:
+    """Saves the best snapshot of each seed: the highest return among those that are safe by a standard error, in episodes
+    that no evaluation uses; where none is, the safest. λ keeps moving, so the last iterate is rarely the best."""
+    moments, tried = [], []
+    for moment in job.snapshot_iterations[:-1]:
+        try:
+            tried.append(folder.load_snapshot(moment, final))
+            moments.append(moment)
+        except StoreError as error:
+            view.say(f"[yellow]a snapshot is left out:[/] {error}")
+    moments, tried = [*moments, job.iterations], [*tried, final]
+    limit = constraints(job)[0]
+    chosen, facts = [], []
+    for place, seed in enumerate(job.seeds):
+        key = jax.random.fold_in(jax.random.key(SELECTION_SEED), seed)
+        scores = []
+        for stacked in tried if len(tried) > 1 else []:
+            policy = jax.tree.map(lambda x, i=place: x[i], stacked)
+            found = evaluate.run_episodes(group.env, policy, key, SELECTION_EPISODES)
+            safe = int((found.costs[:, limit.channel] <= limit.limit).sum())
+            low = statistics.clopper_pearson(safe, SELECTION_EPISODES, SELECTION_CONFIDENCE).low
+            scores.append((bool(low >= job.safety), float(found.returns.mean()) if low >= job.safety else safe, safe))
+        best = max(range(len(scores)), key=lambda i: scores[i][:2]) if scores else len(tried) - 1
+        chosen.append(jax.tree.map(lambda x, i=place: x[i], tried[best]))
+        shares = {str(i): s[2] / SELECTION_EPISODES for i, s in zip(moments, scores, strict=False)}
+        facts.append({"seed": seed, "iteration": moments[best], "safe_share_of_snapshots": shares})
+        view.say(f"seed {seed}: the policy of iteration {moments[best]} of {job.iterations} is kept")
+    stacked = jax.tree.map(lambda *x: jax.numpy.stack(x), *chosen)
+    save_policies(folder, job, group, stacked, facts)
 
 
 def _bundle(folder: store.Run, error: NonFiniteError) -> TqpoError:
@@ -273,16 +325,14 @@ class Sinks:
                 self.wandb.finish()
 
 
-def save_policies(folder: store.Run, job: Job, group: Group, state: PyTree) -> None:
-    """The actors of all runs with their frozen normalisers, [runs, …], in one file."""
-    core = state.learner
-    policies = ActorPolicy(core.network.actor, core.moments)
-    spec = group.configs[0].learner.network
+def save_policies(folder: store.Run, job: Job, group: Group, policies: ActorPolicy, chosen: list) -> None:
+    """The policies of all seeds with their frozen normalisers, [runs, …], in one file."""
     description = {
-        "network": dataclasses.asdict(spec),
+        "network": dataclasses.asdict(group.configs[0].learner.network),
         "obs_size": group.env.obs_size,
         "action_size": group.env.action_size,
         "seeds": list(job.seeds),
+        "chosen": chosen,
     }
     folder.save_policy(policies, description)
 

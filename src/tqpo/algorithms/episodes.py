@@ -61,8 +61,8 @@ def limits(constraints: tuple[Constraint, ...]) -> Array:
 
 
 def levels(constraints: tuple[Constraint, ...]) -> Array:
-    """1 − ε of each constraint, [K]."""
-    return jnp.stack([jnp.asarray(c.safety, float) for c in constraints])
+    """The level that training bounds the quantile at, [K]: 1 − ε·(1 − margin)."""
+    return jnp.stack([jnp.asarray(1.0 - (1.0 - c.safety) * (1.0 - c.margin), float) for c in constraints])
 
 
 def bounds_quantile(constraints: tuple[Constraint, ...]) -> Array:

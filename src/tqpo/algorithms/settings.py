@@ -35,6 +35,7 @@ class Constraint:
     kind: str = static(default="quantile")
     limit: float = 15.0  # d
     safety: float = 0.9  # 1 − ε
+    margin: float = 0.0  # share of ε that training holds back: it bounds the quantile at 1 − ε·(1 − margin)
 
 
 def field_names(config: Any) -> set[str]:
@@ -49,16 +50,13 @@ def field_names(config: Any) -> set[str]:
 def replace(config: T, **changes: Any) -> T:
     """The config with fields changed by name, wherever they are inside it: `replace(c, learning_rate=1e-3)`.
 
-    `cost_limit` and `safety` set the limit and level of every constraint.
+    `cost_limit`, `safety` and `margin` set those of every constraint.
     """
-    names = field_names(config) | {"cost_limit", "safety"}
+    names = field_names(config) | {"cost_limit", "safety", "margin"}
     if unknown := set(changes) - names:
         raise UnknownNameError(f"no setting {', '.join(sorted(unknown))}; there are {', '.join(sorted(names))}")
-    constraint = {}
-    if "cost_limit" in changes:
-        constraint["limit"] = changes.pop("cost_limit")
-    if "safety" in changes:
-        constraint["safety"] = changes.pop("safety")
+    fields = {"cost_limit": "limit", "safety": "safety", "margin": "margin"}
+    constraint = {field: changes.pop(name) for name, field in fields.items() if name in changes}
     constraints = changes.get("constraints", getattr(config, "constraints", ()))
     changes["constraints"] = tuple(dataclasses.replace(c, **constraint) for c in constraints)
     return _replace(config, changes)
@@ -91,3 +89,4 @@ def check_constraints(constraints: tuple[Constraint, ...], kinds: tuple[str, ...
         )
         require(0 < c.safety < 1, f"safety = {c.safety}: a probability strictly between 0 and 1")
         require(c.limit >= 0, f"cost_limit = {c.limit}: not negative")
+        require(0 <= c.margin < 1, f"margin = {c.margin}: at least 0 and less than 1")

@@ -87,7 +87,7 @@ class MujocoTask:
         self.config = config
         self.model = mujoco.MjModel.from_xml_string(model_xml(config))
         if converged:  # MuJoCo's default tolerance of 1e-8 stops early
-            self.model.opt.tolerance = 0.0
+            self.model.opt.tolerance = 1e-30
             self.model.opt.ls_tolerance = 1e-12
             self.model.opt.iterations = self.model.opt.ls_iterations = 200
         self.data = mujoco.MjData(self.model)

@@ -139,7 +139,7 @@ physics, contacts and sensors from the `mujoco` package and everything else writ
 ## One step from random states
 
 Size of Δ velocity [m/s, rad/s], the largest component over robot and gremlins, over {states:,} states per task. MuJoCo's solver is
-iterated to the end (tolerance 0, 200 iterations); the last column has it at its default tolerance of 1e-8. Wanted of the 2 ms
+iterated to the end (tolerance 1e-30, 200 iterations); the last column has it at its default tolerance of 1e-8. Wanted of the 2 ms
 step: {"; ".join(f"{k}: {v}" for k, v in BARS.items())}. Over 20 ms (ten such steps) rounding errors grow: the
 hinge's speed servo has a gain of 0.09/I ≈ 3,200 /s, so that an error in its linear range is multiplied by about −4 in each 2 ms.
 

@@ -26,8 +26,8 @@ from tqpo.store.manifest import NAME as MANIFEST
 from tqpo.store.metrics import EMPTY, Mark, MetricsFile
 from tqpo.types import PyTree
 
-LOCK, METRICS, CHECKPOINTS = "lock", "metrics.csv", "checkpoints"
-OWN = {CONFIG, MANIFEST, LOCK, METRICS, CHECKPOINTS, policy.ARRAYS, policy.RECORD}
+LOCK, METRICS, CHECKPOINTS, SNAPSHOTS = "lock", "metrics.csv", "checkpoints", "snapshots"
+OWN = {CONFIG, MANIFEST, LOCK, METRICS, CHECKPOINTS, SNAPSHOTS, policy.ARRAYS, policy.RECORD}
 
 OnWarning = Callable[[str], Any]
 
@@ -249,6 +249,21 @@ class Run:
     def load_policy(self, template: PyTree | None = None) -> tuple[PyTree, dict[str, Any]]:
         """The policy as saved and its description; without a template, as a dict of NumPy arrays by name."""
         return policy.load(self.folder, self.id, template)
+
+    def save_snapshot(self, iteration: int, arrays: PyTree) -> None:
+        """Keeps the policies of a moment in training beside the final one."""
+        folder = self.path(f"{SNAPSHOTS}/iteration-{iteration:06d}")
+        self._change(SNAPSHOTS)
+        with disk.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        policy.save(folder, self.id, arrays, {"iteration": iteration})
+
+    def load_snapshot(self, iteration: int, template: PyTree) -> PyTree:
+        folder = self.path(f"{SNAPSHOTS}/iteration-{iteration:06d}")
+        arrays, description = policy.load(folder, self.id, template)
+        if description.get("iteration") != iteration:
+            raise DamagedError(f"{folder} holds the policy of iteration {description.get('iteration')}")
+        return arrays
 
     # Other files
 
