@@ -31,8 +31,8 @@ def vector(count: int = 3, **arguments):
 def test_check_env(name, physics):
     env = make(name, physics=physics)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*Box observation space .* infinity")  # accelerations have no bound
         warnings.filterwarnings("error", category=UserWarning)
+        warnings.filterwarnings("ignore", message=".*Box observation space.*infinity")  # accelerations have no bound
         check_env(env.unwrapped)
 
 
@@ -169,7 +169,7 @@ def test_step_needs_a_running_episode(physics):
         ({"physics": "bullet"}, ConfigError, "'bullet'.*'jax', 'mujoco'"),
         ({"view": "3d"}, ConfigError, "view='3d'"),
         ({"wheels": 4}, ConfigError, "wheels"),
-        ({"hazards": 60}, LayoutError, "reduce keepouts"),
+        ({"extents": 0.2}, LayoutError, r"0\.4 m does not fit"),
         ({"task": "Maze"}, UnknownNameError, "'Maze'.*SimpleEnv"),
     ],
 )
@@ -178,17 +178,27 @@ def test_bad_settings_name_the_value(arguments, error, message):
         make("DynamicEnv", **arguments)
 
 
-def test_3d_view_or_a_clear_error():
+def test_3d_view_where_opengl_works():
     env = make("GremlinEnv", physics="mujoco", render_mode="rgb_array", view="3d")
     env.reset(seed=0)
     try:
         frame = env.render()
     except RenderError as error:
-        assert "MUJOCO_GL" in str(error)
-    else:
-        assert frame.shape == (480, 640, 3)
-        assert frame.std() > 5.0
+        pytest.skip(str(error))
+    assert frame.shape == (480, 640, 3)
+    assert frame.std() > 5.0
     env.close()
+
+
+def test_3d_view_says_what_is_missing(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no display")
+
+    monkeypatch.setattr("mujoco.Renderer", fail)
+    env = make("GremlinEnv", physics="mujoco", render_mode="rgb_array", view="3d")
+    env.reset(seed=0)
+    with pytest.raises(RenderError, match=r"MUJOCO_GL.*no display"):
+        env.render()
 
 
 # The vector environment.
@@ -237,7 +247,7 @@ def test_same_step_autoreset():
     kept, swapped = vector(), vector(autoreset_mode="SameStep")
     kept.reset(seed=0)
     swapped.reset(seed=0)
-    for t in range(5):
+    for _ in range(5):
         action = actions(kept)
         last, reward, _, _, info_kept = kept.step(action)
         first, same_reward, _, truncated, info = swapped.step(action)

@@ -62,6 +62,8 @@ def test_state_goes_in_and_comes_out(run):
 
 def test_steps_from_the_same_state_are_equal(run):
     config, history = run
+    if config.gremlins and tuple(map(int, mujoco.__version__.split(".")[:2])) < (3, 12):
+        pytest.skip("the box–box collider of older MuJoCo finds other contact points")
     errors, touched = [], 0
     with jax.enable_x64(True):
         twin = MujocoTask(config, converged=True)

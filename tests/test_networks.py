@@ -136,3 +136,11 @@ def test_orthogonal_init():
 def test_impossible_networks_are_refused(spec):
     with pytest.raises(ConfigError):
         NetworkSpec(**spec)
+
+
+@pytest.mark.parametrize("shape", [(61, 64), (64, 64), (64, 2), (3, 64)])
+def test_orthogonal_weights_have_an_orthonormal_shorter_side(shape):
+    weight = np.asarray(networks._orthogonal(jax.random.key(0), *shape))
+    assert weight.shape == shape
+    gram = weight.T @ weight if shape[0] >= shape[1] else weight @ weight.T
+    np.testing.assert_allclose(gram, np.eye(min(shape)), atol=1e-5)

@@ -47,6 +47,10 @@ class Train:
     """Go on with the run in this folder instead."""
     episodes: int = 1000
     """Fresh episodes per seed for the evaluation at the end; 0 leaves it out."""
+    snapshots: int = 8
+    """Policies from the last third of training that the final one is chosen from; 1 keeps the last."""
+    checkpoint_every: int = 20
+    """Iterations between two checkpoints."""
     quiet: bool = False
     """Print nothing but the verdict."""
     wandb: str | None = None
@@ -55,7 +59,7 @@ class Train:
     def __call__(self) -> None:
         from tqpo import session
 
-        host = session.Host(quiet=self.quiet, wandb=self.wandb)
+        host = session.Host(quiet=self.quiet, wandb=self.wandb, checkpoint_every=self.checkpoint_every)
         if self.resume is not None:
             self._refuse_changes()
             folder = session.resume(self.resume, host)
@@ -80,6 +84,7 @@ class Train:
             cost_limit=self.cost_limit,
             seeds=tuple(range(self.first_seed, self.first_seed + self.seeds)),
             steps=int(self.steps),
+            snapshots=self.snapshots,
             settings=assignments(self.set),
             task_settings=assignments(self.task_set),
         )

@@ -103,9 +103,7 @@ def write_page(folder: store.Run, path: pathlib.Path) -> pathlib.Path:
     env, episodes = job.env(), []
     for seed, policy in list(load_policies(folder).items())[:3]:
         title = f"seed {seed}, the first evaluated episode"
-        episodes.append(
-            record_episode(env, policy, evaluation_key(seed), cost_limit=job.cost_limit, title=title)
-        )
+        episodes.append(record_episode(env, policy, evaluation_key(seed), cost_limit=job.cost_limit, title=title))
     session = folder.manifest.get("sessions", [{}])[-1]
     limit = constraints(job)[0].limit
     report = Report(

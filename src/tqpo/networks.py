@@ -269,9 +269,27 @@ def _lstm_backward(residuals, d_out):
 lstm_scan.defvjp(_lstm_forward, _lstm_backward)
 
 
+def _orthogonal(key: Key, rows: int, columns: int) -> Array:
+    """A random matrix whose shorter side is orthonormal, by Gram–Schmidt, each vector twice against those before it.
+
+    Not by LAPACK's QR: on a CPU with two cores, jaxlib's batched calls can wait for each other for ever.
+    """
+    n, m = max(rows, columns), min(rows, columns)
+    columns_first = jax.random.normal(key, (m, n))  # one vector per row
+
+    def orthonormalise(j, basis):
+        vector = columns_first[j]
+        for _ in range(2):
+            vector = vector - basis.T @ (basis @ vector)  # rows not reached yet are zero
+        return basis.at[j].set(vector / jnp.linalg.norm(vector))
+
+    basis = jax.lax.fori_loop(0, m, orthonormalise, jnp.zeros((m, n)))
+    return basis.T if rows >= columns else basis
+
+
 def _linear(key: Key, size_in: int, size_out: int, init: str, gain: float) -> Linear:
     if init == "orthogonal":
-        weight = jax.nn.initializers.orthogonal(gain)(key, (size_in, size_out))
+        weight = gain * _orthogonal(key, size_in, size_out)
         return Linear(weight, jnp.zeros(size_out))
     bound = 1 / np.sqrt(size_in)
     weight_key, bias_key = jax.random.split(key)

@@ -73,7 +73,9 @@ def reproduce(plan: Plan, say: Callable[[str], Any] = print) -> list[pathlib.Pat
     return [plan.out / f"{cell.name}.json" for cell in plan.cells]
 
 
-def train_group(plan: Plan, group: Group, say: Callable[[str], Any]) -> tuple[dict[str, np.ndarray], tuple[float, float]]:
+def train_group(
+    plan: Plan, group: Group, say: Callable[[str], Any]
+) -> tuple[dict[str, np.ndarray], tuple[float, float]]:
     """Metrics of a group, and the seconds until the first chunk was done and after it."""
     learner = group.configs[0].learner
     iterations = math.ceil(plan.steps / (learner.n_envs * learner.n_steps))
@@ -104,7 +106,9 @@ def result_of(plan: Plan, cell: Cell, metrics: dict[str, np.ndarray]) -> dict[st
     returns = metrics["return_sum"][start:].sum(0) / episodes
     safe = metrics["safe_episodes"][start:, :, 0].sum(0) / episodes
     every = max(1, len(metrics["steps"]) // CURVE_POINTS)
-    curves = {name: metrics[name].reshape(*metrics[name].shape[:2], -1)[::every, :, 0] for name in CURVES if name in metrics}
+    curves = {
+        name: metrics[name].reshape(*metrics[name].shape[:2], -1)[::every, :, 0] for name in CURVES if name in metrics
+    }
     summary = {
         "episodes": episodes.astype(int).tolist(),
         "return": returns.tolist(),

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import math
 import os
-import pathlib
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -144,6 +143,10 @@ class Host:
     max_skips: int = 50  # updates in a row that are not finite, before a run stops
     wandb: str | None = None  # a Weights & Biases project
 
+    def __post_init__(self) -> None:
+        if self.checkpoint_every < 1:
+            raise ConfigError(f"checkpoint_every = {self.checkpoint_every}: at least 1")
+
     @property
     def chunk_length(self) -> int:
         return self.chunk or (1 if jax.default_backend() == "cpu" else 8)
@@ -162,7 +165,9 @@ def resume(path: str | os.PathLike, host: Host | None = None) -> store.Run:
     job = Job.from_description(folder.config)
     if plain(job.describe()) != plain(folder.config):
         folder.close()
-        raise ConfigError(f"{folder.folder} was begun with other settings than this version derives from its config.json")
+        raise ConfigError(
+            f"{folder.folder} was begun with other settings than this version derives from its config.json"
+        )
     try:
         group = job.group()
         state = init_group(group)
@@ -211,7 +216,9 @@ def _train(job: Job, group: Group, folder: store.Run, state: PyTree, done: int, 
         if crossed or heard or iteration >= job.iterations:
             save(iteration, chunk.state)
         if heard:
-            raise Interrupted(heard[0], f"stopped after iteration {iteration}; go on with: tqpo train --resume {folder.folder}")
+            raise Interrupted(
+                heard[0], f"stopped after iteration {iteration}; go on with: tqpo train --resume {folder.folder}"
+            )
         return False
 
     try:
@@ -285,7 +292,9 @@ class Sinks:
         self.writers: dict[str, Any] = {}
         with self.forgiving("TensorBoard"):
             for seed in job.seeds:
-                self.writers[f"seed-{seed}"] = EventWriter(folder.path(f"events/seed-{seed}"), step + 1 if step else None)
+                self.writers[f"seed-{seed}"] = EventWriter(
+                    folder.path(f"events/seed-{seed}"), step + 1 if step else None
+                )
         self.wandb: Any = None
         if host.wandb:
             with self.forgiving("Weights & Biases"):
@@ -305,7 +314,11 @@ class Sinks:
     def write(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
         last = {name: np.asarray(x[-1], float).reshape(len(self.job.seeds), -1) for name, x in metrics.items()}
         scalars = [
-            {name if x.shape[1] == 1 else f"{name}/{k}": float(x[i, k]) for name, x in last.items() for k in range(x.shape[1])}
+            {
+                name if x.shape[1] == 1 else f"{name}/{k}": float(x[i, k])
+                for name, x in last.items()
+                for k in range(x.shape[1])
+            }
             for i in range(len(self.job.seeds))
         ]
         with self.forgiving("TensorBoard"):
@@ -313,7 +326,9 @@ class Sinks:
                 writer.scalars(step, values)
         if self.wandb is not None:
             with self.forgiving("Weights & Biases"):
-                named = {f"seed-{s}/{k}": v for s, row in zip(self.job.seeds, scalars, strict=True) for k, v in row.items()}
+                named = {
+                    f"seed-{s}/{k}": v for s, row in zip(self.job.seeds, scalars, strict=True) for k, v in row.items()
+                }
                 self.wandb.log(named, step=step)
 
     def close(self) -> None:
@@ -382,7 +397,13 @@ def evaluate_run(
 
             make_twin = eqx.Partial(MujocoTask, env.config)
             found = evaluate.run_episodes_host(
-                make_twin, policy, key, episodes, deterministic=deterministic, workers=os.cpu_count() or 1, progress=progress
+                make_twin,
+                policy,
+                key,
+                episodes,
+                deterministic=deterministic,
+                workers=os.cpu_count() or 1,
+                progress=progress,
             )
         elif physics == "jax":
             found = evaluate.run_episodes(env, policy, key, episodes, deterministic=deterministic, progress=progress)

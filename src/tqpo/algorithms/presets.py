@@ -45,14 +45,13 @@ FAST_LEARNER = LearnerConfig(
     n_envs=48,
     n_steps=500,
     epochs=4,
-    minibatches=16,
+    minibatches=8,
     clip=0.2,
     learning_rate=3e-4,
     adam_eps=1e-5,
 )
-# A batch is twice the paper's, so λ takes half as many steps: each is twice as long.
-FAST_DUAL = dataclasses.replace(PAPER_DUAL, gain=0.2, max_multiplier=5.0)
-FAST_DUAL_QCPO = dataclasses.replace(PAPER_DUAL_QCPO, gain=0.2, max_multiplier=5.0)
+FAST_DUAL = dataclasses.replace(PAPER_DUAL, max_multiplier=5.0)
+FAST_DUAL_QCPO = dataclasses.replace(PAPER_DUAL_QCPO, max_multiplier=5.0)
 FAST_QUANTILE = (Constraint(margin=0.2),)  # what training keeps in hand for fresh episodes
 
 PRESETS: dict[str, dict[str, Any]] = {

@@ -27,7 +27,8 @@ from tqpo.types import Key, Step
 
 def choose_gl() -> None:
     """Without a display MuJoCo's default (GLFW) cannot draw; EGL can. MuJoCo reads the variable when it is imported."""
-    if sys.platform != "linux" or os.environ.get("DISPLAY") or "MUJOCO_GL" in os.environ:
+    decided = "mujoco" in sys.modules or "MUJOCO_GL" in os.environ
+    if decided or sys.platform != "linux" or os.environ.get("DISPLAY"):
         return
     try:
         ctypes.CDLL("libEGL.so.1")
@@ -136,7 +137,7 @@ class MujocoTask:
                 steps=0,
             )  # type: ignore[arg-type]
         )
-        mujoco.mj_forward(self.model, self.data)
+        self.forward()
         return self.observe()
 
     def set_state(self, state: State) -> None:
@@ -191,7 +192,7 @@ class MujocoTask:
         for _ in range(config.robot.substeps):
             self._move_targets()
             mujoco.mj_step(self.model, self.data)
-        mujoco.mj_forward(self.model, self.data)
+        self.forward()
 
         touched = self.touched()
         distance = math.dist(self.goal, self.data.qpos[:2])
@@ -208,6 +209,17 @@ class MujocoTask:
             self.timer = config.button_timer
         stuck = not self._next_goal(reached)
         return Step(self.observe(), reward, cost, stuck, self.steps >= config.max_steps)  # type: ignore[arg-type]
+
+    def forward(self) -> None:
+        """Contacts, accelerations and sensors at the present state."""
+        mujoco.mj_forward(self.model, self.data)
+
+    def gap(self) -> float:
+        """Distance of the robot to the nearest rim of a button or gremlin, in or out [m]; at most 1."""
+        solids = [i for i, name in enumerate(self.geom_names) if name.startswith(("button", "gremlin"))]
+        mine = [self.geom_names.index(name) for name in ROBOT_GEOMS]
+        gaps = [mujoco.mj_geomDistance(self.model, self.data, i, j, 1.0, None) for i in mine for j in solids]
+        return min(map(abs, gaps), default=1.0)
 
     def touched(self) -> set[str]:
         """Names of what the robot's sphere or arrow touches, by MuJoCo's contact list."""
@@ -246,7 +258,7 @@ class MujocoTask:
             colour = "goal_button" if i == self.goal_button else "button"
             self.model.geom(f"button{i}").rgba[:] = [float(x) for x in COLOURS[colour].split()]
         renderer = self._renderer
-        mujoco.mj_forward(self.model, self.data)
+        self.forward()
         renderer.update_scene(self.data, camera="view")
         return renderer.render()
 

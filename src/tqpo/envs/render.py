@@ -218,7 +218,12 @@ def frames(task: str, steps: int, seed: int) -> Iterator[tuple[np.ndarray, bool]
         yield frame, info["cost"] > 0
 
 
-EXAMPLES = {"SimpleEnv": (0, 150), "DynamicEnv": (0, 150), "GremlinEnv": (0, 150), "DynamicButtonEnv": (0, 150)}
+EXAMPLES = {
+    "SimpleEnv": (0, 289),
+    "DynamicEnv": (3, 201),
+    "GremlinEnv": (4, 485),
+    "DynamicButtonEnv": (0, 94),
+}  # seed, steps
 
 
 def main() -> None:

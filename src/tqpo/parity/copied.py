@@ -7,11 +7,10 @@ boundary (a hazard's rim, the goal's rim, the first touch of a solid): a roundin
 from typing import Any, NamedTuple
 
 import jax
-import mujoco
 import numpy as np
 
 from tqpo.envs import TaskConfig
-from tqpo.envs.mujoco import ROBOT_GEOMS, MujocoTask
+from tqpo.envs.mujoco import MujocoTask
 from tqpo.parity.episodes import Plan, record
 from tqpo.parity.one_step import pick
 from tqpo.parity.policies import POLICIES
@@ -28,16 +27,8 @@ def margins(twin: MujocoTask, goal: np.ndarray) -> dict[str, float]:
         out["hazard"] = float(np.min(np.abs(rims)))
     if twin.config.goal == "area":
         out["goal"] = abs(float(np.linalg.norm(goal - place)) - twin.config.goal_radius)
-    solids = [n for n in twin.geom_names if n.startswith(("button", "gremlin")) and not n.endswith("mocap")]
-    gaps = [
-        mujoco.mj_geomDistance(
-            twin.model, twin.data, twin.geom_names.index(mine), twin.geom_names.index(other), 1.0, None
-        )
-        for mine in ROBOT_GEOMS
-        for other in solids
-    ]
-    if gaps:
-        out["touch"] = float(np.min(np.abs(gaps)))
+    if twin.config.buttons or twin.config.gremlins:
+        out["touch"] = twin.gap()
     return out
 
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import mujoco
 import numpy as np
 
 from tqpo.envs import State, Task, TaskConfig
@@ -82,7 +81,7 @@ def twin_velocities(config: TaskConfig, before: State, actions: np.ndarray, conv
     out, touching = [], []
     for i, action in enumerate(actions):
         twin.set_state(pick(before, i))
-        mujoco.mj_forward(twin.model, twin.data)
+        twin.forward()
         touching.append(bool(twin.touched() - {"floor"}))
         twin.step(action)
         out.append(twin.data.qvel.copy())
