@@ -264,6 +264,23 @@ def test_same_step_autoreset():
     assert "final_obs" not in swapped.step(actions(swapped))[4]
 
 
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_vector_does_what_gymnasium_does_with_single_environments(mode):
+    ours = vector(autoreset_mode=mode)
+    theirs = vector(vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
+    np.testing.assert_allclose(ours.reset(seed=2)[0], theirs.reset(seed=2)[0], atol=1e-6)
+    for _ in range(13):
+        action = np.zeros((3, 2), np.float32)
+        (*mine, info), (*wanted, wanted_info) = ours.step(action), theirs.step(action)
+        for a, b in zip(mine, wanted, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+        for key in ("_cost", "_layout", "_final_obs", "_final_info"):
+            np.testing.assert_array_equal(info.get(key, [False] * 3), wanted_info.get(key, [False] * 3))
+        if "final_obs" in info:
+            np.testing.assert_allclose(np.stack(info["final_obs"]), np.stack(wanted_info["final_obs"]), atol=1e-5)
+            assert info["final_info"].keys() == wanted_info["final_info"].keys()
+
+
 def test_vector_resets_some_under_a_mask():
     batch = vector(autoreset_mode=AutoresetMode.DISABLED)
     before, _ = batch.reset(seed=0)

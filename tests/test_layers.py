@@ -17,7 +17,7 @@ ROWS = [
     {"algorithms"},
     {"train", "acting", "evaluate", "store", "events", "provenance"},
     {"paper", "reproduce", "figures", "plots", "video", "playback", "report", "bench", "parity", "convergence"},
-    {"live", "session", "finish"},
+    {"live", "session", "finish", "api"},
     {"cli"},
 ]
 ROW_OF = {name: i for i, row in enumerate(ROWS) for name in row}

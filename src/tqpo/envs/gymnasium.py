@@ -199,7 +199,7 @@ class TaskEnv(gymnasium.Env):
         info = {name if i == 0 else f"cost_{name}": float(step.cost[i]) for i, name in enumerate(self.task.cost_names)}
         self._running = not (terminated or truncated)
         self._return, self._episode_cost = self._return + reward, self._episode_cost + info["cost"]
-        self._obs = step.obs.astype(np.float32)
+        self._obs = np.asarray(step.obs, np.float32)
         return self._obs.copy(), reward, terminated, truncated, info
 
     def render(self) -> np.ndarray | None:

@@ -6,10 +6,12 @@ gives the same layout, and the same state the same next goal.
 """
 
 import ctypes
+import importlib
 import math
 import os
 import sys
 from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import jax
 import numpy as np
@@ -38,7 +40,7 @@ def choose_gl() -> None:
 
 
 choose_gl()
-import mujoco  # noqa: E402
+mujoco: Any = importlib.import_module("mujoco")  # compiled, without type stubs
 
 ROBOT_GEOMS = {"robot", "pointarrow"}
 
@@ -80,6 +82,11 @@ def lidar(pose: np.ndarray, objects: np.ndarray, bins: int, max_range: float) ->
     return out
 
 
+def of_numpy(kind: Any, **fields: Any) -> Any:
+    """A state of the JAX task with NumPy arrays in it."""
+    return kind(**fields)
+
+
 class MujocoTask:
     """One copy of a task in MuJoCo; it holds its state. `converged=True` iterates MuJoCo's solver to the last digits."""
 
@@ -113,13 +120,15 @@ class MujocoTask:
         robot, goal, gremlins = (np.asarray(x, float) for x in (layout.robot, layout.goal, layout.gremlins))
         half, zero = gremlins[:, 2] / 2.0, np.zeros(len(gremlins))
         height = np.full_like(half, self.config.box.half_size)
-        boxes = Boxes(
+        boxes = of_numpy(
+            Boxes,
             pos=np.stack([gremlins[:, 0], gremlins[:, 1], height], axis=1),
             quat=np.stack([np.cos(half), zero, zero, np.sin(half)], axis=1),
             vel=np.zeros((len(gremlins), 6)),
         )
         self.set_state(
-            State(
+            of_numpy(
+                State,
                 key=key,
                 pose=robot,
                 velocity=np.zeros(3),
@@ -135,7 +144,7 @@ class MujocoTask:
                 distance=math.dist(goal, robot[:2]),
                 cost=0.0,
                 steps=0,
-            )  # type: ignore[arg-type]
+            )
         )
         self.forward()
         return self.observe()
@@ -167,7 +176,8 @@ class MujocoTask:
         self._renew_key()
         qpos, qvel = self.data.qpos.copy(), self.data.qvel.copy()
         free = qpos[3:].reshape(-1, 7)
-        return State(
+        return of_numpy(
+            State,
             key=self._key,
             pose=qpos[:3],
             velocity=qvel[:3],
@@ -177,13 +187,13 @@ class MujocoTask:
             goal=self.goal.copy(),
             goal_button=np.array(self.goal_button),
             gremlins=self.gremlins.copy(),
-            boxes=Boxes(free[:, :3], free[:, 3:], qvel[3:].reshape(-1, 6)),
+            boxes=of_numpy(Boxes, pos=free[:, :3], quat=free[:, 3:], vel=qvel[3:].reshape(-1, 6)),
             touching=np.array(self.touching),
             timer=np.array(self.timer),
             distance=np.array(self.distance),
             cost=np.array(self.last_cost),
             steps=np.array(self.steps),
-        )  # type: ignore[arg-type]
+        )
 
     def step(self, action: np.ndarray) -> Step:
         """One step in the engine's order."""
@@ -208,7 +218,8 @@ class MujocoTask:
             reward += config.reward_goal
             self.timer = config.button_timer
         stuck = not self._next_goal(reached)
-        return Step(self.observe(), reward, cost, stuck, self.steps >= config.max_steps)  # type: ignore[arg-type]
+        truncated = self.steps >= config.max_steps
+        return of_numpy(Step, obs=self.observe(), reward=reward, cost=cost, terminated=stuck, truncated=truncated)
 
     def forward(self) -> None:
         """Contacts, accelerations and sensors at the present state."""
