@@ -3,9 +3,9 @@
 import json
 import sys
 
-import jobs
 import pytest
 
+import jobs
 from tqpo import cli, session
 from tqpo.session import Host
 

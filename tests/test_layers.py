@@ -15,7 +15,7 @@ ROWS = [
     {"envs"},
     {"rollout"},
     {"algorithms"},
-    {"train", "acting", "evaluate", "store", "events", "provenance"},
+    {"program", "acting", "evaluation", "store", "events", "provenance"},
     {"paper", "reproduce", "figures", "plots", "video", "playback", "report", "bench", "parity", "convergence"},
     {"live", "session", "finish", "api"},
     {"cli"},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from probes import Bandit, Chain, Remember, TwoArms
-from tqpo import networks, normalize, train
+from tqpo import networks, normalize, program
 from tqpo.algorithms.presets import preset
 from tqpo.algorithms.settings import field_names
 from tqpo.networks import NetworkSpec
@@ -35,8 +35,8 @@ def learn(env, algorithm, iterations, kind="mlp", **changes):
     known = field_names(preset("fast", algorithm)) | {"cost_limit"}
     sizes = {k: v for k, v in SIZES.items() if k in known}
     config = preset("fast", algorithm, network=NetworkSpec(kind, (16, 16)), **(sizes | changes))
-    group = train.product(env, algorithm, [config], SEEDS)
-    state, metrics = train.run(group, iterations, chunk=iterations)
+    group = program.product(env, algorithm, [config], SEEDS)
+    state, metrics = program.run(group, iterations, chunk=iterations)
     return state.learner, metrics, metrics["return_sum"] / np.maximum(metrics["episodes"], 1)
 
 

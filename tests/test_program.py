@@ -6,11 +6,11 @@ import pytest
 
 from probes import Counter, Poison
 from test_algorithms import small
-from tqpo import train
+from tqpo import program
 from tqpo.algorithms.settings import replace
 from tqpo.errors import ConfigError
 from tqpo.multiplier import Tilt
-from tqpo.train import Group, Run
+from tqpo.program import Group, Run
 
 ENV = Counter()
 CONFIG = small("fast", "tqpo", baseline="separate", cost_limit=2.0, cost_scale=1.0)
@@ -35,35 +35,35 @@ def close(a, b):
 
 
 def test_same_seeds_same_runs_and_other_seeds_other_runs():
-    one, metrics = train.run(GROUP, 4, chunk=4)
-    two, again = train.run(GROUP, 4, chunk=4)
+    one, metrics = program.run(GROUP, 4, chunk=4)
+    two, again = program.run(GROUP, 4, chunk=4)
     assert equal(one, two)
     assert equal(metrics, again)
-    first, same, other = (train.take_run(one, i).learner.network for i in (0, 4, 1))
+    first, same, other = (program.take_run(one, i).learner.network for i in (0, 4, 1))
     assert equal(first, same)
     assert not equal(first, other)
 
 
 def test_all_tilts_and_levels_in_one_program_and_each_as_if_alone():
-    state, metrics = train.run(GROUP, 4, chunk=4)
+    state, metrics = program.run(GROUP, 4, chunk=4)
     assert metrics["multiplier"].shape == (4, 5, 1)
     assert metrics["return_mean"].shape == (4, 5)
     np.testing.assert_allclose(metrics["tilt_up"][-1, Tilt.NONE], 1.0)
     np.testing.assert_allclose(metrics["tilt_up"][-1, Tilt.FIXED], 0.2, rtol=1e-6)
     np.testing.assert_allclose(metrics["tilt_up"][-1, Tilt.RELEASED], 0.1 / 1.1, rtol=1e-6)
     for i in (0, 3):
-        alone, its_metrics = train.run(Group(ENV, "tqpo", (VARIANTS[i],), (i,)), 4, chunk=4)
-        close(train.take_run(alone, 0).learner.network, train.take_run(state, i).learner.network)
+        alone, its_metrics = program.run(Group(ENV, "tqpo", (VARIANTS[i],), (i,)), 4, chunk=4)
+        close(program.take_run(alone, 0).learner.network, program.take_run(state, i).learner.network)
         np.testing.assert_allclose(its_metrics["loss"][:, 0], metrics["loss"][:, i], rtol=1e-3)
         np.testing.assert_allclose(its_metrics["multiplier"][:, 0], metrics["multiplier"][:, i], rtol=1e-5)
 
 
 def test_chunks_change_nothing_and_a_run_can_go_on():
     group = Group(ENV, "tqpo", (CONFIG,), (0,))
-    whole, metrics = train.run(group, 4, chunk=4)
+    whole, metrics = program.run(group, 4, chunk=4)
     seen = []
-    half, first = train.run(group, 2, chunk=2, on_chunk=lambda c: seen.append(c.iteration))
-    rest, second = train.run(group, 2, chunk=2, state=half, max_skips=None)  # donates `half`
+    half, first = program.run(group, 2, chunk=2, on_chunk=lambda c: seen.append(c.iteration))
+    rest, second = program.run(group, 2, chunk=2, state=half, max_skips=None)  # donates `half`
     assert seen == [2]
     assert equal(whole, rest)
     for name, x in metrics.items():
@@ -72,7 +72,7 @@ def test_chunks_change_nothing_and_a_run_can_go_on():
 
 def test_the_host_can_stop_between_chunks():
     group = Group(ENV, "tqpo", (CONFIG,), (0,))
-    _, metrics = train.run(group, 8, chunk=2, on_chunk=lambda c: c.iteration >= 4)
+    _, metrics = program.run(group, 8, chunk=2, on_chunk=lambda c: c.iteration >= 4)
     assert len(metrics["loss"]) == 4
 
 
@@ -85,8 +85,8 @@ def test_grouping_by_structure():
         Run(ENV, "tqpo", VARIANTS[1], 3),
         Run(ENV, "ppo", small("fast", "ppo"), 4),
     ]
-    assert [g.seeds for g in train.group_runs(runs)] == [(0, 3), (1,), (2,), (4,)]
-    assert train.product(ENV, "tqpo", VARIANTS[:2], [5, 6]).seeds == (5, 6, 5, 6)
+    assert [g.seeds for g in program.group_runs(runs)] == [(0, 3), (1,), (2,), (4,)]
+    assert program.product(ENV, "tqpo", VARIANTS[:2], [5, 6]).seeds == (5, 6, 5, 6)
     with pytest.raises(ConfigError, match="structure"):
         Group(ENV, "tqpo", (CONFIG, other), (0, 1))
     with pytest.raises(ConfigError, match="seeds"):
@@ -98,21 +98,21 @@ def test_grouping_by_structure():
 def test_too_many_bad_updates_stop_the_run_with_what_reproduces_it():
     """NaN from step 20 on: iterations 2, 3, … skip all 4 updates each; more than 6 in a row is too many."""
     group = Group(Poison(bad=20), "tqpo", (CONFIG, VARIANTS[1]), (7, 8))
-    with pytest.raises(train.NonFiniteError, match=r"seed 7 .run 0., seed 8") as caught:
-        train.run(group, 8, chunk=2, max_skips=6)
+    with pytest.raises(program.NonFiniteError, match=r"seed 7 .run 0., seed 8") as caught:
+        program.run(group, 8, chunk=2, max_skips=6)
     first, second = caught.value.failures
     assert (first.run.seed, second.run.config, first.iteration, first.iterations) == (7, VARIANTS[1], 2, 2)
     np.testing.assert_array_equal(first.metrics["skipped_in_a_row"], [4, 8])
     alone = jax.tree.map(lambda x: x[None], first.state)
     group = Group(first.run.env, first.run.algorithm, (first.run.config,), (first.run.seed,))
-    _, metrics = train.run(group, first.iterations, chunk=2, state=alone, max_skips=None)
+    _, metrics = program.run(group, first.iterations, chunk=2, state=alone, max_skips=None)
     np.testing.assert_array_equal(metrics["skipped_in_a_row"][:, 0], first.metrics["skipped_in_a_row"])
 
 
 def test_going_on_with_some_runs():
     group = Group(ENV, "tqpo", tuple(VARIANTS), (0, 1, 2, 3))
-    state = train.init_group(group)
-    smaller, part = train.take_runs(group, state, [2, 0])
+    state = program.init_group(group)
+    smaller, part = program.take_runs(group, state, [2, 0])
     assert smaller.seeds == (2, 0)
     assert smaller.configs == (VARIANTS[2], VARIANTS[0])
-    assert equal(train.take_run(part, 1).learner.network, train.take_run(state, 0).learner.network)
+    assert equal(program.take_run(part, 1).learner.network, program.take_run(state, 0).learner.network)

@@ -9,15 +9,15 @@ import subprocess
 import jax
 import numpy as np
 import pytest
-
 from test_evaluate import LIMIT, Always, summary
+
 from test_plots import curves
 from tqpo import envs, playback, report
 from tqpo.acting import Totals, Trace
 from tqpo.algorithms.settings import Constraint
 from tqpo.envs import State
 from tqpo.errors import ConfigError
-from tqpo.evaluate import summarise
+from tqpo.evaluation import summarise
 from tqpo.physics.movable import Boxes
 from tqpo.report import Report, page, verdict, write_report
 

@@ -20,7 +20,7 @@ def train(
     quiet: bool = False,
     **job: Any,
 ) -> dict[str, Any]:
-    """Trains into a new folder and evaluates; returns the evaluation (`evaluate.summarise` has its form).
+    """Trains into a new folder and evaluates; returns the evaluation (`evaluation.summarise` has its form).
 
     `job` are the other fields of `session.Job`: algo, preset, safety, cost_limit, steps, snapshots, settings, task_settings.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from tqpo import evaluate, plots, store
+from tqpo import evaluation, plots, store
 from tqpo.acting import Progress, trace
 from tqpo.playback import record_episode
 from tqpo.report import Report, write_report
@@ -44,7 +44,7 @@ def add_evaluation(
     """Evaluates and keeps the result beside earlier ones; one of the same kind is replaced."""
     found = evaluate_run(folder, episodes, physics, deterministic, progress)
     kept = [e for e in evaluations_of(folder) if e["label"] != found["label"]]
-    folder.write_json(EVALUATION, evaluate.document([found, *kept] if not deterministic else [*kept, found]))
+    folder.write_json(EVALUATION, evaluation.document([found, *kept] if not deterministic else [*kept, found]))
     return found
 
 

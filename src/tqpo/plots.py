@@ -125,7 +125,7 @@ def multiplier_curves(curves: Sequence[Curve], title: str = "") -> "Figure":
 
 
 def cost_histogram(evaluations: Sequence[Mapping[str, Any]], constraint: int = 0, title: str = "") -> "Figure":
-    """Episode costs of each evaluation (`evaluate.summarise`), all seeds, with limit and quantile."""
+    """Episode costs of each evaluation (`evaluation.summarise`), all seeds, with limit and quantile."""
     with style():
         figure, axes = new_figure(len(evaluations), 1, (9.0, 2.5 * len(evaluations) + 0.5))
         # the axis ends where 1 in 200 episodes lies beyond; those go into the last bar
@@ -214,7 +214,7 @@ def draw_histogram(ax: "Axes", evaluation: Mapping[str, Any], constraint: int, t
     rest = costs[costs > edges[-2]]
     ax.set_xlabel("episode cost" + (f" (last bar: {rest.min():.4g} or more)" if costs.max() > edges[-1] else ""))
     ax.set_ylabel("share of episodes")
-    ax.yaxis.set_major_formatter(lambda x, _: percent(x))
+    ax.yaxis.set_major_formatter(lambda x, _: percent(x) if x <= 1 else "")
     ax.set_title(" · ".join(x for x in (evaluation["label"], f"{len(costs):,} episodes") if x))
     if asked:
         found = evaluation["pooled"]["constraints"][constraint]
@@ -225,11 +225,15 @@ def draw_histogram(ax: "Axes", evaluation: Mapping[str, Any], constraint: int, t
 
 
 def name_lines(ax: "Axes", *marks: tuple[float, str, Any]) -> None:
-    """Two vertical lines, the left one named to its left and the right one to its right."""
-    for (x, text, line), side in zip(sorted(marks, key=lambda m: m[0]), ("right", "left"), strict=True):
+    """Two vertical lines, each named on its outer side; where there is no room, on the other side and one line lower."""
+    start, end = ax.get_xlim()
+    for (x, text, line), outer in zip(sorted(marks, key=lambda m: m[0]), ("right", "left"), strict=True):
+        share = (x - start) / (end - start)
+        room = share > 0.25 if outer == "right" else share < 0.75
+        side, height = (outer, 0.95) if room else ({"right": "left", "left": "right"}[outer], 0.85)
         ax.axvline(x, 0, 0.92, color=INK, linewidth=1.3, linestyle=line)
         place = {"textcoords": "offset points", "xytext": (-5 if side == "right" else 5, 0), "ha": side, "va": "top"}
-        ax.annotate(text, (x, 0.95), xycoords=("data", "axes fraction"), fontsize=9, **place)
+        ax.annotate(text, (x, height), xycoords=("data", "axes fraction"), fontsize=9, **place)
 
 
 def percent(x: float) -> str:

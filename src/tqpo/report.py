@@ -32,7 +32,7 @@ class Report:
     """What a page shows. Only the title and one evaluation are needed; the first evaluation gives the verdict."""
 
     title: str
-    evaluations: Sequence[Mapping[str, Any]]  # of `evaluate.summarise`
+    evaluations: Sequence[Mapping[str, Any]]  # of `evaluation.summarise`
     subtitle: str = ""
     curves: Sequence[plots.Curve] = ()
     episodes: Sequence[Mapping[str, Any]] = ()  # of `record_episode`

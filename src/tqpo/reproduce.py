@@ -16,8 +16,8 @@ import numpy as np
 from tqpo.algorithms.presets import VARIANTS, preset
 from tqpo.envs import make
 from tqpo.paper import COST_LIMIT, STEPS, Cell
+from tqpo.program import Group, Run, group_runs, init_group, run
 from tqpo.provenance import provenance
-from tqpo.train import Group, Run, group_runs, init_group, run
 
 CURVE_POINTS = 105
 CURVES = ("return_mean", "safety_prob", "episode_cost_mean", "episode_cost_quantile", "multiplier", "log_std")

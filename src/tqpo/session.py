@@ -17,7 +17,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from tqpo import evaluate, networks, statistics, store
+from tqpo import evaluation, networks, statistics, store
 from tqpo.acting import ActorPolicy, Progress
 from tqpo.algorithms.presets import VARIANTS, preset
 from tqpo.algorithms.settings import Constraint
@@ -26,7 +26,7 @@ from tqpo.errors import ConfigError, Interrupted, StoreError, TqpoError
 from tqpo.events import EventWriter
 from tqpo.live import View
 from tqpo.normalize import Moments
-from tqpo.train import Chunk, Group, NonFiniteError, init_group, run
+from tqpo.program import Chunk, Group, NonFiniteError, init_group, run
 from tqpo.types import PyTree
 
 CHECKPOINTS_KEPT = 3
@@ -259,7 +259,7 @@ def choose_policies(folder: store.Run, job: Job, group: Group, final: ActorPolic
         scores = []
         for stacked in tried if len(tried) > 1 else []:
             policy = jax.tree.map(lambda x, i=place: x[i], stacked)
-            found = evaluate.run_episodes(group.env, policy, key, SELECTION_EPISODES)
+            found = evaluation.run_episodes(group.env, policy, key, SELECTION_EPISODES)
             safe = int((found.costs[:, limit.channel] <= limit.limit).sum())
             low = statistics.clopper_pearson(safe, SELECTION_EPISODES, SELECTION_CONFIDENCE).low
             scores.append((bool(low >= job.safety), float(found.returns.mean()) if low >= job.safety else safe, safe))
@@ -396,7 +396,7 @@ def evaluate_run(
             from tqpo.envs.mujoco import MujocoTask
 
             make_twin = eqx.Partial(MujocoTask, env.config)
-            found = evaluate.run_episodes_host(
+            found = evaluation.run_episodes_host(
                 make_twin,
                 policy,
                 key,
@@ -406,12 +406,12 @@ def evaluate_run(
                 progress=progress,
             )
         elif physics == "jax":
-            found = evaluate.run_episodes(env, policy, key, episodes, deterministic=deterministic, progress=progress)
+            found = evaluation.run_episodes(env, policy, key, episodes, deterministic=deterministic, progress=progress)
         else:
             raise ConfigError(f"physics = {physics!r}: jax or mujoco")
         totals[seed] = found
     how = f"{'deterministic' if deterministic else 'sampled'} actions, {physics} physics"
     settings = {"task": job.task, "algo": job.algo, "physics": physics, "episodes_per_seed": episodes}
-    return evaluate.summarise(
+    return evaluation.summarise(
         totals, constraints(job), env.cost_names, deterministic=deterministic, label=how, settings=settings
     )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from probes import Bandit, Chain, Counter, Poison, TwoArms
-from tqpo import acting, envs, evaluate, networks, normalize, rollout
+from tqpo import acting, envs, evaluation, networks, normalize, rollout
 from tqpo.acting import ActorPolicy, Totals, run_episodes, run_episodes_host
 from tqpo.algorithms.settings import Constraint
 from tqpo.errors import ConfigError
@@ -216,12 +216,12 @@ def summary(seeds=3, n=200, rate=0.9, constraints=(LIMIT,), **more):
     for seed in range(seeds):
         cost = np.where(rng.random(n) < rate, rng.integers(0, 16, n), rng.integers(16, 60, n))
         episodes[seed] = Totals(rng.normal(20, 3, n), np.stack([cost, cost // 2], 1).astype(float), np.full(n, 1000))
-    return evaluate.summarise(episodes, constraints, ("cost", "hazards"), deterministic=False, **more)
+    return evaluation.summarise(episodes, constraints, ("cost", "hazards"), deterministic=False, **more)
 
 
 def test_a_summary_is_json_and_complete():
     found = json.loads(
-        json.dumps(evaluate.document([summary(label="tqpo", settings={"physics": "jax"})]), allow_nan=False)
+        json.dumps(evaluation.document([summary(label="tqpo", settings={"physics": "jax"})]), allow_nan=False)
     )
     assert found["schema"] == 1
     (one,) = found["evaluations"]
@@ -269,9 +269,9 @@ def test_wrong_arguments():
         lambda: run_episodes(Counter(), Always([0.0]), KEY, 0),
         lambda: summary(constraints=(Constraint(channel=2),)),
         lambda: summary(confidence=1.5),
-        lambda: evaluate.summarise({}, (), ("cost",), deterministic=True),
-        lambda: evaluate.summarise({0: bad}, (), ("cost",), deterministic=True),
-        lambda: evaluate.summarise({0: bad}, (), ("cost", "hazards"), deterministic=True),
+        lambda: evaluation.summarise({}, (), ("cost",), deterministic=True),
+        lambda: evaluation.summarise({0: bad}, (), ("cost",), deterministic=True),
+        lambda: evaluation.summarise({0: bad}, (), ("cost", "hazards"), deterministic=True),
     ):
         with pytest.raises(ConfigError):
             call()
