@@ -9,8 +9,8 @@ import subprocess
 import jax
 import numpy as np
 import pytest
-from test_evaluate import LIMIT, Always, summary
 
+from test_evaluation import LIMIT, Always, summary
 from test_plots import curves
 from tqpo import envs, playback, report
 from tqpo.acting import Totals, Trace

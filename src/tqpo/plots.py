@@ -229,8 +229,9 @@ def name_lines(ax: "Axes", *marks: tuple[float, str, Any]) -> None:
     start, end = ax.get_xlim()
     for (x, text, line), outer in zip(sorted(marks, key=lambda m: m[0]), ("right", "left"), strict=True):
         share = (x - start) / (end - start)
-        room = share > 0.25 if outer == "right" else share < 0.75
-        side, height = (outer, 0.95) if room else ({"right": "left", "left": "right"}[outer], 0.85)
+        room = share if outer == "right" else 1 - share
+        fits = room > 0.009 * len(text)  # a letter's share of the axes' width
+        side, height = (outer, 0.95) if fits else ({"right": "left", "left": "right"}[outer], 0.85)
         ax.axvline(x, 0, 0.92, color=INK, linewidth=1.3, linestyle=line)
         place = {"textcoords": "offset points", "xytext": (-5 if side == "right" else 5, 0), "ha": side, "va": "top"}
         ax.annotate(text, (x, height), xycoords=("data", "axes fraction"), fontsize=9, **place)
