@@ -16,7 +16,7 @@ $(STAMP): requirements.lock pyproject.toml
 	touch $(STAMP)
 
 train: $(STAMP)
-	$(BIN)/tqpo train SimpleEnv --algo tqpo --safety 0.9 --cost-limit 15 --report
+	$(BIN)/tqpo train SimpleEnv --algo tqpo --safety 0.9 --cost-limit 15
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

@@ -27,6 +27,7 @@ SMALL = {  # what the tests below count on, whatever a preset is tuned to
     "normalize_advantage": False,
     "gain": 0.1,
     "max_multiplier": float("inf"),
+    "margin": 0.0,
     "episode_window": 10,
     "step_window": 50,
     "step_stride": 1,
@@ -35,7 +36,7 @@ STRUCTURES = [*algorithms.ALGORITHMS, "tqpo-baseline", "tqpo-no-baseline"]  # th
 
 
 def small(name="fast", algorithm="tqpo", kind="mlp", **changes):
-    known = field_names(preset(name, algorithm))
+    known = field_names(preset(name, algorithm)) | {"margin"}
     sizes = {k: v for k, v in SMALL.items() if k in known}
     return preset(name, algorithm, network=NetworkSpec(kind, (8, 8), "torch"), **(sizes | changes))
 
@@ -277,8 +278,8 @@ def test_schedules_of_the_proof():
 
 
 def test_settings_change_by_name():
-    config = preset("fast", "tqpo", cost_limit=25.0, safety=0.95, learning_rate=1e-3, gain=0.3)
-    assert config.constraints == (Constraint(limit=25.0, safety=0.95),)
+    config = preset("fast", "tqpo", cost_limit=25.0, safety=0.95, margin=0.1, learning_rate=1e-3, gain=0.3)
+    assert config.constraints == (Constraint(limit=25.0, safety=0.95, margin=0.1),)
     assert (config.learner.learning_rate, config.dual.gain) == (1e-3, 0.3)
     two = replace(config, constraints=(Constraint(), Constraint(channel=1)), cost_limit=3.0)
     assert [c.limit for c in two.constraints] == [3.0, 3.0]
@@ -290,6 +291,11 @@ def test_settings_change_by_name():
         preset("fast", "trpo")
     with pytest.raises(UnknownNameError, match="ppo-lag"):
         algorithms.get("trpo")
+
+
+def test_margin_holds_back_a_share_of_the_outage_probability():
+    constraints = (Constraint(safety=0.9, margin=0.2), Constraint(safety=0.95))
+    np.testing.assert_allclose(episodes.levels(constraints), [0.92, 0.95], rtol=1e-6)
 
 
 def test_numbers_are_traced_and_structure_is_not():
@@ -308,6 +314,7 @@ def test_numbers_are_traced_and_structure_is_not():
         ("tqpo", {"n_envs": 0}),
         ("tqpo", {"safety": 1.0}),
         ("tqpo", {"cost_limit": -1.0}),
+        ("tqpo", {"margin": 1.0}),
         ("tqpo", {"baseline": "mean"}),
         ("tqpo", {"step_stride": 9}),
         ("tqpo", {"tilt": 7}),

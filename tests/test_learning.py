@@ -19,6 +19,7 @@ SIZES = {  # what the tests below count on, whatever a preset is tuned to
     "minibatches": 2,
     "normalize_advantage": False,
     "indicator_scale": 0.1,
+    "margin": 0.0,
     "segment": 4,
     "learning_rate": 1e-2,
     "episode_window": 512,
@@ -32,7 +33,7 @@ SIZES = {  # what the tests below count on, whatever a preset is tuned to
 
 def learn(env, algorithm, iterations, kind="mlp", **changes):
     """The trained states and the mean return of each iteration's episodes, [iterations, seeds]."""
-    known = field_names(preset("fast", algorithm)) | {"cost_limit"}
+    known = field_names(preset("fast", algorithm)) | {"cost_limit", "margin"}
     sizes = {k: v for k, v in SIZES.items() if k in known}
     config = preset("fast", algorithm, network=NetworkSpec(kind, (16, 16)), **(sizes | changes))
     group = program.product(env, algorithm, [config], SEEDS)
