@@ -203,13 +203,15 @@ class Watch:
     """Which episode of the evaluation."""
     deterministic: bool = False
     """Act with the policy's mean instead of a sample."""
+    physics: str = "jax"
+    """jax, drawn from above; or mujoco, its 3-D view where OpenGL works."""
 
     def __call__(self) -> None:
         from tqpo import finish, store
 
         folder = store.open_run(self.run)
         out = self.out or folder.folder / "episode.gif"
-        print(finish.write_episode(folder, out, self.seed, self.episode, self.deterministic))
+        print(finish.write_episode(folder, out, self.seed, self.episode, self.deterministic, self.physics))
 
 
 @dataclasses.dataclass

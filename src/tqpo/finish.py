@@ -1,17 +1,20 @@
 """What a trained run is turned into: evaluation, figures, a video, a page."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from tqpo import evaluation, plots, store
-from tqpo.acting import Progress, trace
+from tqpo.acting import HostRunner, Policy, Progress, trace
+from tqpo.envs import Task
+from tqpo.errors import ConfigError
 from tqpo.playback import record_episode
 from tqpo.report import Report, write_report
 from tqpo.session import EVALUATION_SEED, Job, constraints, evaluate_run, load_policies
+from tqpo.types import Key
 from tqpo.video import write_video
 
 EVALUATION = "evaluation.json"
@@ -68,28 +71,52 @@ def write_plots(folders: Sequence[store.Run], out: pathlib.Path) -> list[pathlib
 
 
 def write_episode(
-    folder: store.Run, path: pathlib.Path, seed: int | None = None, episode: int = 0, deterministic: bool = False
+    folder: store.Run,
+    path: pathlib.Path,
+    seed: int | None = None,
+    episode: int = 0,
+    deterministic: bool = False,
+    physics: str = "jax",
 ) -> pathlib.Path:
-    """A video of one episode, drawn from above."""
-    from tqpo.envs.render import Caption, draw
-
+    """A video of one episode of the evaluation: drawn from above, or MuJoCo's 3-D view."""
     job, policies = Job.from_description(folder.config), load_policies(folder)
     env = job.env()
     seed = next(iter(policies)) if seed is None else seed
     if seed not in policies:
-        from tqpo.errors import ConfigError
-
         raise ConfigError(f"seed = {seed}: this run has {', '.join(map(str, policies))}")
-    seen = trace(env, policies[seed], evaluation_key(seed), episode, deterministic)
+    film = {"jax": drawn_frames, "mujoco": filmed_frames}.get(physics)
+    if film is None:
+        raise ConfigError(f"physics = {physics!r}: jax or mujoco")
+    frames = film(env, policies[seed], evaluation_key(seed), episode, deterministic)
+    return write_video(path, frames, EVERY * env.config.step_duration)
+
+
+def drawn_frames(env: Task, policy: Policy, key: Key, episode: int, deterministic: bool) -> Iterator[np.ndarray]:
+    from tqpo.envs.render import Caption, draw
+
+    seen = trace(env, policy, key, episode, deterministic)
     returns = np.concatenate([[0.0], np.cumsum(seen.rewards)])
     costs = np.concatenate([[0.0], np.cumsum(seen.costs[:, 0])])
+    for t in range(0, len(seen.obs), EVERY):
+        state = jax.tree.map(lambda x, t=t: x[t], seen.states)
+        yield draw(state, seen.obs[t], env.config, Caption(float(returns[t]), float(costs[t])), size=400)
 
-    def frames():
-        for t in range(0, len(seen.obs), EVERY):
-            state = jax.tree.map(lambda x, t=t: x[t], seen.states)
-            yield draw(state, seen.obs[t], env.config, Caption(float(returns[t]), float(costs[t])), size=400)
 
-    return write_video(path, frames(), EVERY * env.config.step_duration)
+def filmed_frames(env: Task, policy: Policy, key: Key, episode: int, deterministic: bool) -> list[np.ndarray]:
+    from tqpo.envs.mujoco import MujocoTask
+
+    frames: list[np.ndarray] = []
+
+    class Filmed(MujocoTask):
+        """The twin, with a frame kept now and then."""
+
+        def observe(self) -> np.ndarray:
+            if self.steps % EVERY == 0:
+                frames.append(self.render())
+            return super().observe()
+
+    HostRunner(lambda: Filmed(env.config), policy, key, deterministic)(episode)
+    return frames
 
 
 def evaluation_key(seed: int) -> jax.Array:

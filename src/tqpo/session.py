@@ -32,8 +32,8 @@ from tqpo.types import PyTree
 CHECKPOINTS_KEPT = 3
 EVALUATION_SEED = 1_000_003  # episodes of an evaluation share no key with training
 SELECTION_SEED = 2_000_003  # nor with those that choose among snapshots
-SELECTION_EPISODES = 256
-SELECTION_CONFIDENCE = 0.68  # two-sided: the lower end is one standard error down
+SELECTION_EPISODES = 384
+SELECTION_CONFIDENCE = 0.9  # two-sided: who is chosen for being best is worse than it looks
 SNAPSHOT_SHARE = 1 / 3  # of training, at its end, in which snapshots are taken
 
 
@@ -242,8 +242,8 @@ def policies_of(state: PyTree) -> ActorPolicy:
 
 
 def choose_policies(folder: store.Run, job: Job, group: Group, final: ActorPolicy, view: View) -> None:
-    """Saves the best snapshot of each seed: the highest return among those that are safe by a standard error, in episodes
-    that no evaluation uses; where none is, the safest. λ keeps moving, so the last iterate is rarely the best."""
+    """Saves the best snapshot of each seed: the highest return among those that are safe with some confidence, in episodes that
+    no evaluation uses; where none is, the safest. λ keeps moving, so the last iterate is rarely the best."""
     moments, tried = [], []
     for moment in job.snapshot_iterations[:-1]:
         try:
@@ -254,6 +254,8 @@ def choose_policies(folder: store.Run, job: Job, group: Group, final: ActorPolic
     moments, tried = [*moments, job.iterations], [*tried, final]
     limit = constraints(job)[0]
     chosen, facts = [], []
+    if len(tried) > 1:
+        view.say(f"choosing among {len(tried)} snapshots, {SELECTION_EPISODES} episodes each …")
     for place, seed in enumerate(job.seeds):
         key = jax.random.fold_in(jax.random.key(SELECTION_SEED), seed)
         scores = []

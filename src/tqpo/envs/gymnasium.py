@@ -250,9 +250,12 @@ class TaskVectorEnv(VectorEnv):
 
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None):
         options = check_options(options, ("layout", "reset_mask"))
-        super().reset(seed=seed if isinstance(seed, int) else None)
         n = self.num_envs
-        seeds = [seed + i for i in range(n)] if isinstance(seed, int | np.integer) else list(seed or [None] * n)
+        if isinstance(seed, int | np.integer):
+            super().reset(seed=int(seed))
+            seeds = [int(seed) + i for i in range(n)]
+        else:
+            seeds = [None] * n if seed is None else list(seed)
         if len(seeds) != n:
             raise ConfigError(f"seed has {len(seeds)} entries; it must have one for each of the {n} environments")
         mask = np.asarray(options.get("reset_mask", np.ones(n, bool)))

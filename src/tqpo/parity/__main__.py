@@ -17,15 +17,19 @@ ROOT = pathlib.Path(__file__).parent.parent
 FOR_GREMLINS = {"boxes", "movable", "newton", "push"}
 NO_MATTER = {"__init__", "kernel", "gymnasium", "render", "registry", "document", "__main__"}
 
+USES = {"one_step": {"one_step"}, "copied": {"one_step", "copied"}, "closed_loop": {"closed_loop"}}
+
 FULL = {"states": 10_000, "copied": 5, "episodes": 200}
 QUICK = {"states": 500, "copied": 1, "episodes": 20}
 
 
-def sources(config: TaskConfig) -> str:
+def sources(section: str, config: TaskConfig) -> str:
     """A hash of the code that a measurement of this task depends on, comments aside."""
+    others = {"one_step", "copied", "closed_loop"} - USES[section]
+    unused = NO_MATTER | others | (set() if config.gremlins else FOR_GREMLINS)
     digest = hashlib.sha256()
     for path in sorted(p for part in ("physics", "envs", "parity") for p in (ROOT / part).glob("*.py")):
-        if path.stem not in NO_MATTER and (config.gremlins or path.stem not in FOR_GREMLINS):
+        if path.stem not in unused:
             digest.update(ast.dump(ast.parse(path.read_text())).encode())
     return digest.hexdigest()[:16]
 
@@ -71,7 +75,7 @@ def main() -> None:
     if options.out.exists() and not options.fresh:
         cells = json.loads(options.out.read_text())["cells"]
     for name, config, measure in plan(options.tasks, options.sections, size, options.workers):
-        made_of = {"sources": sources(config), "size": size}
+        made_of = {"sources": sources(name.split("/")[0], config), "size": size}
         if cells.get(name, {}).get("made_of") == made_of:
             print(f"{name}: kept", flush=True)
             continue

@@ -116,10 +116,17 @@ def closed_loop(cells: dict[str, Any]) -> str:
                     f"{entry['jax']:.3f}",
                     f"{entry['difference']:+.3f}",
                     f"[{low:.3f}, {high:.3f}]",
-                    "yes" if entry["agrees"] else "**no**",
+                    "yes" if entry["agrees"] else "no" + repeated(cell["repeat"], statistic),
                 ]
             )
     return table(["task", "policy", "", "MuJoCo", "JAX", "difference", "95 % interval", "holds 0"], rows)
+
+
+def repeated(again: dict[str, Any], statistic: str) -> str:
+    entry = again["statistics"][statistic]
+    low, high = entry["interval"]
+    verdict = "yes" if entry["agrees"] else "**no**"
+    return f"; {again['episodes']} others: {entry['difference']:+.3f} [{low:.3f}, {high:.3f}] {verdict}"
 
 
 def document(result: dict[str, Any]) -> str:
@@ -161,7 +168,8 @@ What differs (a cost, or in float64 more than the tolerances), as JAX / MuJoCo, 
 
 {episodes} episodes per cell, each side on its own state, same layouts and noise on both sides; JAX in float32, MuJoCo with its
 default solver. The interval is a paired bootstrap of the difference over episodes. It holds 0 in {sum(verdicts)} of
-{len(verdicts)} cases; by chance about {0.05 * len(verdicts):.0f} would fall outside if the two agreed exactly.
+{len(verdicts)} cases; if the two agree exactly, about {0.05 * len(verdicts):.0f} fall outside by chance.
+Such a cell is run once more, with four times as many other episodes.
 
 {closed_loop(loop)}
 """
