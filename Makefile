@@ -19,7 +19,7 @@ train: $(STAMP)
 	$(BIN)/tqpo train SimpleEnv --algo tqpo --safety 0.9 --cost-limit 15
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow

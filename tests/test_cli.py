@@ -42,7 +42,7 @@ WRONG = [
     (["train", "--task-set", "extents=0.1"], "does not fit into extents"),
     (["train", "--resume", "/nowhere/at/all"], "does not exist: give the folder that training wrote"),
     (["evaluate", "/nowhere/at/all"], "does not exist"),
-    (["plot"], "required"),
+    (["plot"], "no run given: name at least one folder"),
     (["bench", "planes"], "bench 'planes': there is envs"),
     (["reproduce", "table9"], "nothing to reproduce called 'table9'; there are table1"),
 ]

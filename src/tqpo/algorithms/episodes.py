@@ -31,10 +31,10 @@ class Finished(NamedTuple):
 class Estimates(NamedTuple):
     """Per constraint, over the window; all 0 while it is empty."""
 
-    quantile: Array  # [K] q̂ of the episode cost at the constraint's level
+    quantile: Array  # [K] q̂ of the episode cost at the level that was asked for, to report
     mean: Array  # [K]
     safety_prob: Array  # [K] Pr[C ≤ d]
-    bounded: Array  # [K] the one of the first two that the constraint bounds
+    bounded: Array  # [K] what the constraint bounds in training: q̂ with the margin, or the mean
     n_episodes: Array  # [] in the window
 
 
@@ -81,10 +81,12 @@ def estimate(episodes: Episodes, constraints: tuple[Constraint, ...]) -> Estimat
     costs = episodes.recent.values[rows]  # [K, W]
     mask = quantile.window_mask(episodes.recent)[rows]
     count = episodes.recent.count[0]
-    q = jax.vmap(quantile.empirical_quantile)(costs, levels(constraints), mask)
+    asked = jnp.stack([jnp.asarray(c.safety, float) for c in constraints])
+    q = jax.vmap(quantile.empirical_quantile)(costs, asked, mask)
+    held = jax.vmap(quantile.empirical_quantile)(costs, levels(constraints), mask)
     mean = jnp.sum(jnp.where(mask, costs, 0.0), -1) / jnp.maximum(count, 1)
     safe = jax.vmap(quantile.safety_probability)(costs, limits(constraints), mask)
-    return Estimates(q, mean, safe, jnp.where(bounds_quantile(constraints), q, mean), count)
+    return Estimates(q, mean, safe, jnp.where(bounds_quantile(constraints), held, mean), count)
 
 
 def metrics(
