@@ -90,7 +90,7 @@ def time_twin(env: Task, seconds: float) -> float:
 def time_mjx(env: Task, batch: int, seconds: float) -> float | None:
     """Steps per second of MJX on the twin's model, physics alone; None where MJX is not installed."""
     try:
-        from mujoco import mjx
+        from mujoco import mjx  # pyright: ignore[reportAttributeAccessIssue]
     except ImportError:
         return None
     from tqpo.envs.mujoco import MujocoTask

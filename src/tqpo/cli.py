@@ -159,7 +159,6 @@ class Compare:
     """Folders that training wrote."""
 
     def __call__(self) -> None:
-        from rich.console import Console
         from rich.table import Table
 
         from tqpo import finish
@@ -186,7 +185,7 @@ class Compare:
                 f"{job.cost_limit:g}",
                 c["verdict"]["word"],
             )
-        Console().print(table)
+        wide_console().print(table)
 
 
 @dataclasses.dataclass
@@ -330,6 +329,14 @@ class Reproduce:
 COMMANDS = (Train, Evaluate, Plot, Compare, Watch, Report, Tasks, Algorithms, Bench, Reproduce)
 
 
+def wide_console():
+    """The terminal; where there is none, wide enough that tables stay whole."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=140)
+
+
 def assignments(pairs: tuple[str, ...]) -> dict:
     """NAME=VALUE pairs; a value is JSON where it can be (numbers, true, lists), else text."""
     out = {}
@@ -386,7 +393,6 @@ def interval(found: dict, form: str) -> str:
 
 
 def show_evaluation(found: dict) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=found["label"])
@@ -406,7 +412,7 @@ def show_evaluation(found: dict) -> None:
             interval(c["episode_cost_mean"], "{:.1f}"),
             c["verdict"]["word"],
         )
-    console = Console()
+    console = wide_console()
     console.print(table)
     if found["verdict"]:
         colour = {"meets": "green", "misses": "red"}.get(found["verdict"]["word"], "yellow")

@@ -300,7 +300,7 @@ class Sinks:
         self.wandb: Any = None
         if host.wandb:
             with self.forgiving("Weights & Biases"):
-                import wandb
+                import wandb  # pyright: ignore[reportMissingImports]
 
                 self.wandb = wandb.init(project=host.wandb, config=job.describe(), resume="allow", id=folder.id)
 
