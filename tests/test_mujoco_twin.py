@@ -129,7 +129,7 @@ def test_welds_are_those_of_a_compiled_layout():
 
 
 def test_gremlins_float_and_trail():
-    """They float at 0.2 m and trail their circle by 3.14 cm, 0.3 s after their start (SPEC §4, measured)."""
+    """They float at 0.2 m and trail their circle by 3.14 cm, 0.3 s after their start."""
     twin = MujocoTask(TASKS["GremlinEnv"])
     twin.reset(jax.random.key(2))
     for _ in range(50):

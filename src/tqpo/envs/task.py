@@ -166,14 +166,14 @@ def solve_still(config: TaskConfig, layout: Layout) -> Array:
     points = [(layout.buttons[k, 0], layout.buttons[k, 1]) for k in range(config.buttons)]
     still = components(zero)
     return jnp.stack(
-        planar.acceleration(config.robot, components(pose), still, still[:2], points, config.button_radius)
+        planar.acceleration(config.robot, components(pose), still, still[:2], points, config.button_radius)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
     )
 
 
 def touched_buttons(config: TaskConfig, state: State) -> Array:
     """[N] which buttons the robot's sphere or arrow overlaps."""
     pose = components(state.pose)
-    return planar.touches_sphere(config.robot, pose, components(state.buttons), config.button_radius)
+    return planar.touches_sphere(config.robot, pose, components(state.buttons), config.button_radius)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
 
 
 def cost(config: TaskConfig, state: State) -> Array:

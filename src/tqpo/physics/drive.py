@@ -44,7 +44,7 @@ def solve(robot: PlanarRobot, radius: float, pose: Array, velocity: Array, contr
     """The plain definition: arrays [..., 3], [..., 3], [..., 2], [..., K, 2]."""
     points = [(spheres[..., k, 0], spheres[..., k, 1]) for k in range(spheres.shape[-2])]
     state = components(pose), components(velocity), components(control)
-    moved = planar.environment_step(robot, *state, points, radius)
+    moved = planar.environment_step(robot, *state, points, radius)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
     return Motion(*(jnp.stack(x, axis=-1) for x in moved))
 
 

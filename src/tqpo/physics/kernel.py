@@ -104,7 +104,7 @@ def pair_body(robot: PlanarRobot, model: BoxModel, travel: float, near, index, *
             scalars(pos, 3, box), scalars(quat, 4, box), *(scalars(vel, 6, box)[s] for s in (slice(3), slice(3, 6)))
         )
         gremlin = scalars(gremlins, 3, box)
-        circle = Circle(gremlin[:2], gremlin[2], jnp.full((1, 1), plt.load(time.at[row])))
+        circle = Circle(gremlin[:2], gremlin[2], jnp.full((1, 1), plt.load(time.at[row])))  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
         pair = solve_pair(
             robot, model, travel, scalars(pose, 3), scalars(velocity, 3), scalars(control, 2), body, circle
         )
@@ -140,4 +140,4 @@ def push_pallas(robot: PlanarRobot, model: BoxModel, travel: float, pose, veloci
         name="pair",
     )
     *motion, pos, quat, vel, touching = call(*inputs, *results)
-    return BoxMotion(*motion, Boxes(pos, quat, vel), touching > 0)
+    return BoxMotion(*motion, Boxes(pos, quat, vel), touching > 0)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)

@@ -147,7 +147,7 @@ def push_xla(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity,
         args = [jnp.expand_dims(x, -2) for x in (pose, velocity, control)]  # components become [..., 1]
         body = as_body(*(jnp.expand_dims(x, -2) for x in box))
         circle = as_circle(gremlin[..., None, :], time[..., None])
-        pair = solve_pair(robot, model, travel, *(components(x) for x in args), body, circle)
+        pair = solve_pair(robot, model, travel, *(components(x) for x in args), body, circle)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
         motion = (jnp.concatenate(x, axis=-1) for x in (pair.pose, pair.velocity, pair.acceleration))
         return *motion, Boxes(*(x[..., 0, :] for x in as_boxes(pair.body))), pair.touching[..., 0]
 
@@ -156,7 +156,7 @@ def push_xla(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity,
     *motion, box, touching = on_some(near, pairs, base, args, CHUNK)
     box = Boxes(*(jnp.where(near[:, None], new, old[rows, index]) for new, old in zip(box, welded, strict=True)))
     moved = Boxes(*(all_.at[rows, index].set(new) for all_, new in zip(welded, box, strict=True)))
-    return BoxMotion(*motion, moved, touching)
+    return BoxMotion(*motion, moved, touching)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
 
 
 def push_flat(robot: PlanarRobot, model: BoxModel, travel: float, *arrays) -> BoxMotion:
