@@ -8,6 +8,8 @@ import pathlib
 import time
 from typing import Any
 
+import jax
+
 from tqpo.envs import TASKS, TaskConfig
 from tqpo.parity import closed_loop, copied, one_step
 from tqpo.parity.document import document
@@ -83,6 +85,7 @@ def main() -> None:
         cells[name] = measure() | {"made_of": made_of, "commit": provenance()["commit"]}
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
         write(options.out, cells)
+        jax.clear_caches()  # a dozen large programs in one process exhaust its memory maps
     write(options.out, cells)
     if options.doc:
         options.doc.parent.mkdir(parents=True, exist_ok=True)
