@@ -52,7 +52,7 @@ class LoadedPolicy:
     def __init__(self, policy: ActorPolicy, seed: int = 0):
         self._policy = policy
         self._key = jax.random.key(seed)
-        self._act = jax.jit(policy.act, static_argnums=3)
+        self._act = jax.jit(lambda policy, *args: policy.act(*args), static_argnums=4)
         self.obs_size = int(policy.moments.mean.shape[-1])
         self.reset()
 
@@ -67,7 +67,7 @@ class LoadedPolicy:
             raise ActionError(f"obs of shape {obs.shape}: this policy takes {self.obs_size} finite numbers")
         self._key, key = jax.random.split(self._key)
         carry = self._policy.feedback(self._carry, jax.numpy.float32(reward))
-        action, self._carry = self._act(obs, carry, key, deterministic)
+        action, self._carry = self._act(self._policy, obs, carry, key, deterministic)
         return np.clip(np.asarray(action), -1.0, 1.0)
 
 
