@@ -13,7 +13,7 @@ from tqpo.envs import Task
 from tqpo.errors import ConfigError
 from tqpo.playback import record_episode
 from tqpo.report import Report, write_report
-from tqpo.session import EVALUATION_SEED, Job, constraints, evaluate_run, load_policies
+from tqpo.session import Job, constraints, evaluate_run, evaluation_key, load_policies
 from tqpo.types import Key
 from tqpo.video import write_video
 
@@ -117,11 +117,6 @@ def filmed_frames(env: Task, policy: Policy, key: Key, episode: int, determinist
 
     HostRunner(lambda: Filmed(env.config), policy, key, deterministic)(episode)
     return frames
-
-
-def evaluation_key(seed: int) -> jax.Array:
-    """The key of the evaluation's episodes: a video shows the ones that were counted."""
-    return jax.random.fold_in(jax.random.key(EVALUATION_SEED), seed)
 
 
 def write_page(folder: store.Run, path: pathlib.Path) -> pathlib.Path:

@@ -381,6 +381,11 @@ def constraints(job: Job) -> tuple[Constraint, ...]:
     return job.config().constraints
 
 
+def evaluation_key(seed: int) -> jax.Array:
+    """The key of the evaluation's episodes: a video shows the ones that were counted."""
+    return jax.random.fold_in(jax.random.key(EVALUATION_SEED), seed)
+
+
 def evaluate_run(
     folder: store.Run,
     episodes: int = 1000,
@@ -393,7 +398,7 @@ def evaluate_run(
     env = job.env()
     totals = {}
     for seed, policy in load_policies(folder).items():
-        key = jax.random.fold_in(jax.random.key(EVALUATION_SEED), seed)
+        key = evaluation_key(seed)
         if physics == "mujoco":
             from tqpo.envs.mujoco import MujocoTask
 
