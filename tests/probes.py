@@ -35,6 +35,7 @@ class Counter:
 
     obs_size: int = 2
     action_size: int = 1
+    discrete: bool = False
     cost_names: tuple[str, ...] = NAMES
     max_steps: int = 4
     min_steps: int = 2
@@ -62,6 +63,7 @@ class Chain:
     blind: bool = False
     obs_size: int = 1
     action_size: int = 1
+    discrete: bool = False
     cost_names: tuple[str, ...] = NAMES
 
     @property
@@ -89,6 +91,7 @@ class Bandit:
 
     obs_size: int = 1
     action_size: int = 1
+    discrete: bool = False
     cost_names: tuple[str, ...] = NAMES
     max_steps: int = 1
     min_steps: int = 1
@@ -99,6 +102,26 @@ class Bandit:
 
     def step(self, state: Array, action: Array):
         return state, result(state, -jnp.sum((action - state / 2) ** 2), terminated=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """One step; obs one-hot of three; the right choice among three is the one shown, and pays 1."""
+
+    obs_size: int = 3
+    action_size: int = 3
+    discrete: bool = True
+    cost_names: tuple[str, ...] = NAMES
+    max_steps: int = 1
+    min_steps: int = 1
+
+    def reset(self, key: Key):
+        obs = jax.nn.one_hot(jax.random.randint(key, (), 0, 3), 3)
+        return obs, obs
+
+    def step(self, state: Array, action: Array):
+        paid = jnp.sum(state * action)
+        return state, Step(state, paid, jnp.zeros(len(NAMES)), jnp.array(True), jnp.array(False))
 
 
 class Hint(NamedTuple):
@@ -112,6 +135,7 @@ class Remember:
 
     obs_size: int = 2
     action_size: int = 1
+    discrete: bool = False
     cost_names: tuple[str, ...] = NAMES
     max_steps: int = 3
     min_steps: int = 3
@@ -141,6 +165,7 @@ class TwoArms:
 
     obs_size: int = 1
     action_size: int = 1
+    discrete: bool = False
     cost_names: tuple[str, ...] = NAMES
     max_steps: int = 1
     min_steps: int = 1
@@ -163,6 +188,7 @@ class Poison:
     bad: int = 20
     obs_size: int = 1
     action_size: int = 1
+    discrete: bool = False
     cost_names: tuple[str, ...] = NAMES
     max_steps: int = 10_000
     min_steps: int = 10_000

@@ -41,8 +41,12 @@ def small(name="fast", algorithm="tqpo", kind="mlp", **changes):
     return preset(name, algorithm, network=NetworkSpec(kind, (8, 8), "torch"), **(sizes | changes))
 
 
+def base_of(name):
+    return presets.VARIANTS.get(name, (name,))[0]
+
+
 def module_of(name):
-    return algorithms.get(presets.VARIANTS.get(name, (name,))[0])
+    return algorithms.get(base_of(name))
 
 
 def start(config, algorithm="tqpo", env=ENV, seed=0):
@@ -52,7 +56,7 @@ def start(config, algorithm="tqpo", env=ENV, seed=0):
 
 
 def updater(config, algorithm="tqpo", env=ENV):
-    return jax.jit(lambda s: module_of(algorithm).update(s, env, config))
+    return jax.jit(lambda s: algorithms.update(base_of(algorithm), s, env, config))
 
 
 def describe(tree):
@@ -65,7 +69,7 @@ def describe(tree):
 def test_every_preset_builds_and_keeps_its_state_in_shape(name, kind, algorithm):
     config = small(name, algorithm, kind)
     state = jax.eval_shape(lambda: start(config, algorithm))
-    after, metrics = jax.eval_shape(lambda s: module_of(algorithm).update(s, ENV, config), state)
+    after, metrics = jax.eval_shape(lambda s: algorithms.update(base_of(algorithm), s, ENV, config), state)
     assert describe(after) == describe(state)
     assert {"return_mean", "episode_cost_quantile", "safety_prob", "loss", "kl", "skipped"} <= set(metrics)
     if algorithm != "ppo":

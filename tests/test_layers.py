@@ -9,7 +9,7 @@ SRC = pathlib.Path(__file__).parent.parent / "src" / "tqpo"
 
 ROWS = [
     {"types", "errors"},
-    {"quantile", "returns", "multiplier", "gaussian", "normalize", "schedule", "weibull", "statistics"},
+    {"quantile", "returns", "multiplier", "gaussian", "distribution", "normalize", "schedule", "weibull", "statistics"},
     {"networks"},
     {"physics"},
     {"envs"},
@@ -21,7 +21,7 @@ ROWS = [
     {"cli"},
 ]
 ROW_OF = {name: i for i, row in enumerate(ROWS) for name in row}
-BORDER = {"envs/mujoco.py", "envs/gymnasium.py", "envs/render.py", "cli.py"}
+BORDER = {"envs/mujoco.py", "envs/gymnasium.py", "envs/render.py", *(f"cli/{p.name}" for p in (SRC / "cli").iterdir())}
 HEAVY = {"mujoco", "gymnasium", "tyro", "matplotlib", "ray", "PIL", "wandb", "onnx", "onnxruntime"}
 
 

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from probes import Bandit, Chain, Remember, TwoArms
+from probes import Bandit, Chain, Choice, Remember, TwoArms
 from tqpo import networks, normalize, program
 from tqpo.algorithms.presets import preset
 from tqpo.algorithms.settings import field_names
+from tqpo.envs import make
 from tqpo.networks import NetworkSpec
 
 SEEDS = (0, 1)
@@ -62,6 +63,25 @@ def test_bandit(algorithm):
 
     obs = jnp.array([[-1.0], [1.0]])
     np.testing.assert_allclose(jax.vmap(mean, (0, None))(learned, obs), np.broadcast_to(obs / 2, (2, 2, 1)), atol=0.15)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+def test_discrete_choice(kind):
+    """Chance gets a third of them right."""
+    _, metrics, returns = learn(Choice(), "tqpo", 40, kind)
+    np.testing.assert_allclose(returns[0], 1 / 3, atol=0.1)
+    assert (returns[-5:].mean(0) > 0.9).all()
+    np.testing.assert_allclose(metrics["entropy"][0], np.log(3), atol=0.05)
+    assert (metrics["entropy"][-1] < 0.6).all()
+
+
+def test_fast_tqpo_learns_a_short_simple_env():
+    """Episodes of 200 steps: what it earns rises from nothing, with nothing changed but the length and the limit."""
+    group = program.product(make("SimpleEnv", max_steps=200), "tqpo", [preset("fast", cost_limit=3.0)], (0,))
+    _, metrics = program.run(group, 30, chunk=5)
+    returns = (metrics["return_sum"] / metrics["episodes"])[:, 0]
+    assert np.abs(returns[:3]).max() < 0.3
+    assert returns[-3:].mean() > 1.0
 
 
 def test_values_of_a_chain():

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tqpo import gaussian, networks, normalize
+from tqpo import distribution, networks, normalize
 from tqpo.errors import ConfigError
 from tqpo.types import Array, Env, Key, PyTree, Step
 
@@ -41,13 +41,14 @@ class ActorPolicy(eqx.Module):
     moments: normalize.Moments
 
     def init(self) -> PyTree:
-        return networks.initial_memory(self.actor, ()), jnp.zeros_like(self.actor.log_std), jnp.zeros(())
+        return networks.initial_memory(self.actor, ()), jnp.zeros_like(self.actor.mean.bias), jnp.zeros(())
 
     def act(self, obs: Array, carry: PyTree, key: Key, deterministic: bool) -> tuple[Array, PyTree]:
         memory, prev_action, prev_reward = carry
         x = normalize.normalize(self.moments, obs)
         mean, log_std, memory, _ = networks.act(self.actor, x, memory, prev_action, prev_reward)
-        action = mean if deterministic else gaussian.sample(key, mean, log_std)
+        noise = jnp.zeros_like(mean) if deterministic else jax.random.normal(key, mean.shape, mean.dtype)
+        action = distribution.sample(mean, log_std, noise)
         return action, (memory, action, prev_reward)
 
     def feedback(self, carry: PyTree, reward: Array) -> PyTree:

@@ -4,8 +4,9 @@
     lstm  obs ─▶ body ─┬──────────────▶ + ─▶ tanh mean, heads
                        └▶ LSTM(features, previous action, previous reward) ─▲
 
-The log standard deviation is a free vector. What the heads mean is their user's business: a `Head` has a name, a
-shape, an activation and a trunk. An `Actor` is all that acting needs; it can be stored and loaded alone.
+The log standard deviation is a free vector; without one the mean is not squashed and holds the logits of a choice. What
+the heads mean is their user's business: a `Head` has a name, a shape, an activation and a trunk. An `Actor`
+is all that acting needs; it can be stored and loaded alone.
 
 All functions take any leading axes unless a comment fixes them; observations arrive normalised.
 """
@@ -29,6 +30,7 @@ ACTIVATIONS = {
     "4sigmoid": lambda x: 4 * jax.nn.sigmoid(x),
 }
 TRUNKS = ("critic", "own", "stopped")
+ALIGNED = 8  # a GPU's fast matrix kernels want inner sizes that are multiples of this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Actor(eqx.Module):
     body: MLP
     lstm: LSTM | None
     mean: Linear
-    log_std: Array  # [A]
+    log_std: Array | None  # [A]; None: `mean` gives the logits of a choice
 
 
 class Network(eqx.Module):
@@ -124,15 +126,22 @@ class Network(eqx.Module):
 
 class Outputs(NamedTuple):
     mean: Array  # [..., A]
-    log_std: Array  # [A]
+    log_std: Array | None  # [A]
     heads: dict[str, Array]  # name → [..., *head.shape]
 
 
-def make_network(key: Key, spec: NetworkSpec, obs_size: int, action_size: int, heads: Mapping[str, Head]) -> Network:
+def make_network(
+    key: Key,
+    spec: NetworkSpec,
+    obs_size: int,
+    action_size: int,
+    heads: Mapping[str, Head],
+    discrete: bool = False,
+) -> Network:
     """Fresh weights."""
     keys = iter(jax.random.split(key, 8))
     width = spec.hidden[-1]
-    log_std = jnp.full(action_size, spec.init_log_std, float)
+    log_std = None if discrete else jnp.full(action_size, spec.init_log_std, float)
     actor = Actor(
         body=_mlp(next(keys), obs_size, spec),
         lstm=_lstm(next(keys), width + action_size + 1, width) if spec.kind == "lstm" else None,
@@ -162,14 +171,14 @@ def initial_memory(actor: Actor, batch: tuple[int, ...]) -> Memory | None:
 
 def act(
     actor: Actor, obs: Array, memory: Memory | None, prev_action: Array, prev_reward: Array
-) -> tuple[Array, Array, Memory | None, Array]:
+) -> tuple[Array, Array | None, Memory | None, Array]:
     """One step: mean, log_std, the memory after it, and the features that `read_heads` takes."""
     features = actor.body(obs)
     if actor.lstm is not None and memory is not None:
         gates = _gates_in(actor.lstm, features, prev_action, prev_reward)
         memory, _ = _cell(gates + memory.h @ actor.lstm.weight_rec, memory.c)
         features = features + memory.h
-    return jnp.tanh(actor.mean(features)), actor.log_std, memory, features
+    return _mean(actor, features), actor.log_std, memory, features
 
 
 def unroll(network: Network, obs: Array, context: Context | None, memory: Memory | None) -> Outputs:
@@ -180,11 +189,16 @@ def unroll(network: Network, obs: Array, context: Context | None, memory: Memory
     actor = network.actor
     features = actor.body(obs)
     if actor.lstm is not None and context is not None and memory is not None:
-        gates = _gates_in(actor.lstm, features, context.prev_action, context.prev_reward)  # [T, B, 4H]
+        gates = _gates_in(actor.lstm, features, context.prev_action, context.prev_reward, ALIGNED)  # [T, B, 4H]
         keep = 1.0 - context.first[..., None].astype(gates.dtype)
         features = features + lstm_scan(gates, actor.lstm.weight_rec, keep, memory.h, memory.c)
-    mean = jnp.tanh(actor.mean(features))
-    return Outputs(mean, actor.log_std, read_heads(network, obs, features))
+    return Outputs(_mean(actor, features), actor.log_std, read_heads(network, obs, features))
+
+
+def _mean(actor: Actor, features: Array) -> Array:
+    """The tanh mean of an action, or the logits of a choice."""
+    out = actor.mean(features)
+    return out if actor.log_std is None else jnp.tanh(out)
 
 
 def read_heads(network: Network, obs: Array, features: Array | None) -> dict[str, Array]:
@@ -205,9 +219,12 @@ def read_heads(network: Network, obs: Array, features: Array | None) -> dict[str
     return heads
 
 
-def _gates_in(lstm: LSTM, features: Array, prev_action: Array, prev_reward: Array) -> Array:
-    x = jnp.concatenate([features, prev_action, prev_reward[..., None]], -1)
-    return x @ lstm.weight_in + lstm.bias.sum(0)
+def _gates_in(lstm: LSTM, features: Array, prev_action: Array, prev_reward: Array, multiple: int = 1) -> Array:
+    """The inputs' part of the gates. Zeros fill the inputs up to a `multiple`, which changes the speed and nothing else."""
+    fill = -lstm.weight_in.shape[0] % multiple
+    zeros = jnp.zeros((*prev_reward.shape, fill))
+    x = jnp.concatenate([features, prev_action, prev_reward[..., None], zeros], -1)
+    return x @ jnp.pad(lstm.weight_in, ((0, fill), (0, 0))) + lstm.bias.sum(0)
 
 
 def _cell(gates: Array, c: Array) -> tuple[Memory, tuple[Array, ...]]:

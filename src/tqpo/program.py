@@ -133,11 +133,10 @@ def make_chunk(env: Env, algorithm: str, iterations: int, donate: bool = True):
 
     With `donate` the states passed in are used up.
     """
-    update = algorithms.get(algorithm).update
 
     def chunk(states, configs):
         def iteration(states, _):
-            return _over_runs(lambda state, config: update(state, env, config), states, configs)
+            return _over_runs(lambda state, config: algorithms.update(algorithm, state, env, config), states, configs)
 
         with jax.default_matmul_precision(configs.learner.matmul_precision):
             return jax.lax.scan(iteration, states, length=iterations)

@@ -19,17 +19,19 @@ class Step(NamedTuple):
     truncated: Array  # [] bool: the episode ran into max_steps
 
 
-@runtime_checkable
-class Env(Protocol):
-    """One copy of an environment as two pure functions; batches come from `vmap`."""
+class Spec(Protocol):
+    """What a learner must know of an environment, wherever it runs."""
 
     @property
     def obs_size(self) -> int: ...
 
     @property
     def action_size(self) -> int:
-        """Actions live in [-1, 1]^action_size."""
+        """Actions live in [-1, 1]^action_size; of a discrete environment they are one-hot."""
         ...
+
+    @property
+    def discrete(self) -> bool: ...
 
     @property
     def cost_names(self) -> tuple[str, ...]:
@@ -43,6 +45,11 @@ class Env(Protocol):
     def min_steps(self) -> int:
         """No episode ends sooner; sizes the pool of fresh starts of a rollout."""
         ...
+
+
+@runtime_checkable
+class Env(Spec, Protocol):
+    """One copy of an environment as two pure functions; batches come from `vmap`."""
 
     def reset(self, key: Key) -> tuple[PyTree, Array]:
         """A fresh episode: state and first observation."""

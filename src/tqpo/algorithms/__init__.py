@@ -1,12 +1,14 @@
 """The algorithms: one module each, sharing functions, never a base class.
 
-Every module has `Config`, `State`, `check(config, env)`, `init(key, env, config)` and `update(state, env, config)`.
+Every module has `Config`, `State`, `check(config, env)`, `init(key, env, config)` and `learn(state, experience, config)`.
 """
 
 from types import ModuleType
+from typing import Any
 
-from tqpo.algorithms import ppo, ppo_lag, qcpo, tqpo
+from tqpo.algorithms import learner, ppo, ppo_lag, qcpo, tqpo
 from tqpo.errors import UnknownNameError
+from tqpo.types import Array, Env
 
 ALGORITHMS = {"ppo": ppo, "ppo-lag": ppo_lag, "qcpo": qcpo, "tqpo": tqpo}
 
@@ -18,4 +20,10 @@ def get(name: str) -> ModuleType:
     return ALGORITHMS[name]
 
 
-__all__ = ["ALGORITHMS", "get"]
+def update(name: str, state: Any, env: Env, config: Any) -> tuple[Any, dict[str, Array]]:
+    """One iteration: a batch of experience, and what the algorithm learns from it."""
+    core, experience = learner.collect(state.learner, env, config.learner)
+    return get(name).learn(state._replace(learner=core), experience, config)
+
+
+__all__ = ["ALGORITHMS", "get", "update"]

@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tqpo import gaussian, networks, normalize, returns, rollout, schedule
+from tqpo import distribution, networks, normalize, returns, rollout, schedule
 from tqpo.algorithms import episodes
 from tqpo.algorithms.settings import require, settings, static
 from tqpo.networks import Head, Network, NetworkSpec, Outputs
 from tqpo.normalize import Moments
-from tqpo.types import Array, Batch, Env, Key, PyTree
+from tqpo.types import Array, Batch, Env, Key, PyTree, Spec
 
 
 @settings
@@ -55,7 +55,7 @@ class LearnerState(NamedTuple):
     network: Network
     opt_state: optax.OptState
     moments: Moments  # of observations
-    runner: rollout.Runner
+    runner: rollout.Runner | None  # None where environments live on the host
     episodes: episodes.Episodes
     skipped_in_a_row: Array  # [] int32 updates skipped since the last good one
 
@@ -103,10 +103,12 @@ def check(config: LearnerConfig) -> None:
         require(0 <= getattr(config, name) <= 1, f"{name} = {getattr(config, name)}: in [0, 1]")
 
 
-def init(key: Key, env: Env, config: LearnerConfig, heads: Mapping[str, Head]) -> LearnerState:
+def init(key: Key, env: Spec, config: LearnerConfig, heads: Mapping[str, Head]) -> LearnerState:
     """Fresh weights, fresh environments, nothing seen."""
     network_key, start_key, run_key = jax.random.split(key, 3)
-    network = networks.make_network(network_key, config.network, env.obs_size, env.action_size, heads)
+    network = networks.make_network(
+        network_key, config.network, env.obs_size, env.action_size, heads, discrete=env.discrete
+    )
     memory = networks.initial_memory(network.actor, (config.n_envs,))
     return LearnerState(
         key=run_key,
@@ -114,7 +116,7 @@ def init(key: Key, env: Env, config: LearnerConfig, heads: Mapping[str, Head]) -
         network=network,
         opt_state=_adam(config).init(network),  # type: ignore[arg-type]
         moments=normalize.init(env.obs_size),
-        runner=rollout.start(start_key, env, config.n_envs, memory),
+        runner=rollout.start(start_key, env, config.n_envs, memory) if isinstance(env, Env) else None,
         episodes=episodes.init(config.n_envs, len(env.cost_names), config.episode_window),
         skipped_in_a_row=jnp.zeros((), jnp.int32),
     )
@@ -126,9 +128,9 @@ def make_policy(network: Network, moments: Moments, record: bool = False) -> rol
     def decide(obs, memory, prev_action, prev_reward, noise):
         x = normalize.normalize(moments, obs)
         mean, log_std, memory, features = networks.act(network.actor, x, memory, prev_action, prev_reward)
-        action = mean + jnp.exp(log_std) * noise
+        action = distribution.sample(mean, log_std, noise)
         outputs = networks.read_heads(network, x, features) if record else None
-        return rollout.Decision(action, gaussian.log_prob(mean, log_std, action), memory, outputs)
+        return rollout.Decision(action, distribution.log_prob(mean, log_std, action), memory, outputs)
 
     return decide
 
@@ -142,21 +144,27 @@ def collect(state: LearnerState, env: Env, config: LearnerConfig) -> tuple[Learn
         key,
         env,
         policy,
-        state.runner,
+        state.runner,  # pyright: ignore[reportArgumentType]  (an environment that can be scanned has one)
         config.n_steps,
         segment=config.segment if recurrent else None,
         look_ahead=recurrent and config.bootstrap_timeouts,
     )
+    most = rollout.pool_size(config.n_envs, config.n_steps, env.min_steps)
+    return examine(state._replace(runner=runner), seen, config, most)
+
+
+def examine(
+    state: LearnerState, seen: rollout.Rollout, config: LearnerConfig, most: int
+) -> tuple[LearnerState, Experience]:
+    """A rollout, in which at most `most` episodes end, with what the network says about it."""
     batch = seen.batch
-    most = rollout.pool_size(config.n_envs, config.n_steps, env.min_steps)  # episodes that can end
     values, next_values = seen.outputs, seen.next_outputs
-    if not recurrent:
+    if values is None:
         values, next_values = _values(state, batch, config, most)
     cut = batch.terminated | batch.truncated
     now, finished = episodes.add(state.episodes, batch.reward, batch.cost, cut, most)
     ended = batch.terminated if config.bootstrap_timeouts else cut
-    state = state._replace(runner=runner, episodes=now)
-    return state, Experience(seen, values, next_values, cut, ended, finished)
+    return state._replace(episodes=now), Experience(seen, values, next_values, cut, ended, finished)
 
 
 def _values(
@@ -229,7 +237,7 @@ def fit(
 
     def total(network, sample, targets, memory):
         outputs = networks.unroll(network, sample.obs, sample.context, memory)
-        log_prob = gaussian.log_prob(outputs.mean, outputs.log_std, sample.action)
+        log_prob = distribution.log_prob(outputs.mean, outputs.log_std, sample.action)
         value, parts = loss(outputs, log_prob, sample, targets)
         log_ratio = log_prob - sample.log_prob
         return value, parts | {"loss": value, "kl": jnp.mean(jnp.expm1(log_ratio) - log_ratio)}
@@ -252,12 +260,12 @@ def fit(
     )
     metrics = {name: _mean_where(finite, x) for name, x in parts.items()}
     metrics |= {
-        "entropy": gaussian.entropy(network.actor.log_std),
-        "log_std": network.actor.log_std.mean(),
         "skipped": (~finite).sum(),
         "skipped_in_a_row": worst.max(),
         "steps": jnp.array(config.n_steps * config.n_envs),
     }
+    if network.actor.log_std is not None:
+        metrics["log_std"] = network.actor.log_std.mean()
     state = state._replace(
         iteration=state.iteration + 1,
         network=network,

@@ -24,13 +24,13 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from tqpo import gaussian
+from tqpo import distribution
 from tqpo.algorithms import episodes, learner
-from tqpo.algorithms.learner import LearnerConfig, LearnerState
+from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
 from tqpo.algorithms.settings import Constraint, check_constraints, settings
 from tqpo.multiplier import penalised
 from tqpo.networks import Head, Outputs
-from tqpo.types import Array, Env, Key
+from tqpo.types import Array, Key, Spec
 
 
 @settings
@@ -80,8 +80,8 @@ def cost_value_loss(value: Array, target: Array) -> Array:
 def reward_loss(outputs: Outputs, value_target: Array, config: LearnerConfig) -> tuple[Array, dict]:
     """Value loss of the reward, less the entropy bonus: the part of the loss that no constraint changes."""
     value = value_loss(outputs.heads["value"], value_target)
-    entropy = gaussian.entropy(outputs.log_std)
-    return config.value_coef * value - config.entropy_coef * entropy, {"value_loss": value}
+    entropy = jnp.mean(distribution.entropy(outputs.mean, outputs.log_std))
+    return config.value_coef * value - config.entropy_coef * entropy, {"value_loss": value, "entropy": entropy}
 
 
 def loss(outputs, log_prob, sample, targets: Targets, config: LearnerConfig) -> tuple[Array, dict]:
@@ -92,18 +92,18 @@ def loss(outputs, log_prob, sample, targets: Targets, config: LearnerConfig) -> 
     return rest - objective, parts | {"policy_loss": -objective}
 
 
-def check(config: Config, env: Env) -> None:
+def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     check_constraints(config.constraints, ("mean", "quantile"), env.cost_names)
 
 
-def init(key: Key, env: Env, config: Config) -> State:
+def init(key: Key, env: Spec, config: Config) -> State:
     return State(learner.init(key, env, config.learner, {"value": Head()}))
 
 
-def update(state: State, env: Env, config: Config) -> tuple[State, dict[str, Array]]:
+def learn(state: State, experience: Experience, config: Config) -> tuple[State, dict[str, Array]]:
     """One iteration: a batch, its advantages, epochs of the clipped surrogate."""
-    core, experience = learner.collect(state.learner, env, config.learner)
+    core = state.learner
     targets = Targets(*learner.reward_targets(experience, config.learner))
     found = episodes.estimate(core.episodes, config.constraints)
     metrics = episodes.metrics(core.episodes, experience.finished, config.constraints, found)

@@ -22,11 +22,11 @@ import jax.numpy as jnp
 
 from tqpo.algorithms import dual, episodes, learner, ppo
 from tqpo.algorithms.dual import DualConfig, DualState
-from tqpo.algorithms.learner import LearnerConfig, LearnerState
+from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
 from tqpo.algorithms.settings import Constraint, check_constraints, settings
 from tqpo.multiplier import Tilt
 from tqpo.networks import Head
-from tqpo.types import Array, Env, Key
+from tqpo.types import Array, Key, Spec
 
 
 @settings
@@ -60,22 +60,22 @@ def loss(outputs, log_prob, sample, targets: Targets, lam: Array, config: Config
     return total, parts | value_parts | {"cost_value_loss": cost_value}
 
 
-def check(config: Config, env: Env) -> None:
+def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     dual.check(config.dual)
     check_constraints(config.constraints, ("mean",), env.cost_names)
 
 
-def init(key: Key, env: Env, config: Config) -> State:
+def init(key: Key, env: Spec, config: Config) -> State:
     k = len(config.constraints)
     heads = {"value": Head(), "cost_value": Head((k,))}
     return State(learner.init(key, env, config.learner, heads), dual.init(config.dual, k))
 
 
-def update(state: State, env: Env, config: Config) -> tuple[State, dict[str, Array]]:
+def learn(state: State, experience: Experience, config: Config) -> tuple[State, dict[str, Array]]:
     """One iteration: a batch, λ by its mean episode cost, epochs of the penalised surrogate."""
     constraints = config.constraints
-    core, experience = learner.collect(state.learner, env, config.learner)
+    core = state.learner
     advantage, value = learner.reward_targets(experience, config.learner)
     cost = experience.rollout.batch.cost[..., episodes.channels(constraints)] / config.dual.cost_scale
     cost_advantage, cost_value = learner.cost_targets(

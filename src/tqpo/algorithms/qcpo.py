@@ -29,11 +29,11 @@ import jax.numpy as jnp
 from tqpo import quantile, weibull
 from tqpo.algorithms import dual, episodes, learner, ppo
 from tqpo.algorithms.dual import DualConfig, DualState
-from tqpo.algorithms.learner import LearnerConfig, LearnerState
+from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
 from tqpo.algorithms.settings import Constraint, check_constraints, require, settings, static
 from tqpo.multiplier import Tilt
 from tqpo.networks import Head
-from tqpo.types import Array, Env, Key
+from tqpo.types import Array, Key, Spec
 
 
 @settings
@@ -117,7 +117,7 @@ def loss(outputs, log_prob, sample, targets: Targets, lam: Array, config: Config
     return total, parts | value_parts | losses
 
 
-def check(config: Config, env: Env) -> None:
+def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     dual.check(config.dual)
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
@@ -129,7 +129,7 @@ def check(config: Config, env: Env) -> None:
     )
 
 
-def init(key: Key, env: Env, config: Config) -> State:
+def init(key: Key, env: Spec, config: Config) -> State:
     k = len(config.constraints)
     heads = {
         "value": Head(),
@@ -140,10 +140,10 @@ def init(key: Key, env: Env, config: Config) -> State:
     return State(learner.init(key, env, config.learner, heads), dual.init(config.dual, k))
 
 
-def update(state: State, env: Env, config: Config) -> tuple[State, dict[str, Array]]:
+def learn(state: State, experience: Experience, config: Config) -> tuple[State, dict[str, Array]]:
     """One iteration: a batch, λ by the episode-cost quantile, epochs of policy, quantiles and tail."""
     constraints = config.constraints
-    core, experience = learner.collect(state.learner, env, config.learner)
+    core = state.learner
     advantage, value = learner.reward_targets(experience, config.learner)
     cost = experience.rollout.batch.cost[..., episodes.channels(constraints)] / config.dual.cost_scale
     mean, next_mean = (v["quantiles"].mean(-1) for v in (experience.values, experience.next_values))

@@ -39,10 +39,10 @@ import optax
 from tqpo import quantile
 from tqpo.algorithms import dual, episodes, learner, ppo
 from tqpo.algorithms.dual import DualConfig, DualState
-from tqpo.algorithms.learner import LearnerConfig, LearnerState
+from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
 from tqpo.algorithms.settings import Constraint, check_constraints, require, settings, static
 from tqpo.networks import Head
-from tqpo.types import Array, Env, Key
+from tqpo.types import Array, Key, Spec
 
 BASELINES = {"none": "", "separate": "own", "critic": "critic", "stopped": "stopped"}  # → the head's trunk
 
@@ -108,7 +108,7 @@ def constraint_advantage(cost_return: Array, cost_advantage: Array, q: Array, p:
     return jnp.where(episodes.bounds_quantile(config.constraints), by_quantile, -cost_advantage)
 
 
-def check(config: Config, env: Env) -> None:
+def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     dual.check(config.dual)
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
@@ -120,7 +120,7 @@ def check(config: Config, env: Env) -> None:
     )
 
 
-def init(key: Key, env: Env, config: Config) -> State:
+def init(key: Key, env: Spec, config: Config) -> State:
     k = len(config.constraints)
     heads = {"value": Head(), "cost_value": Head((k,))}
     if config.baseline != "none":
@@ -134,12 +134,12 @@ def init(key: Key, env: Env, config: Config) -> State:
     )
 
 
-def update(state: State, env: Env, config: Config) -> tuple[State, dict[str, Array]]:
+def learn(state: State, experience: Experience, config: Config) -> tuple[State, dict[str, Array]]:
     """One iteration of the paper's training process, in the released code's order: q, λ, then θ and φ."""
     constraints = config.constraints
 
-    # Generate a batch of samples s_0, …, s_N ~ π_θ; V_φ's advantages and the costs to go C(s_i, π_θ).
-    core, experience = learner.collect(state.learner, env, config.learner)
+    # Given a batch of samples s_0, …, s_N ~ π_θ: V_φ's advantages and the costs to go C(s_i, π_θ).
+    core = state.learner
     values, next_values = experience.values, experience.next_values
     advantage, value = learner.reward_targets(experience, config.learner)
     cost = experience.rollout.batch.cost[..., episodes.channels(constraints)] / config.dual.cost_scale

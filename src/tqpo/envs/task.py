@@ -80,6 +80,10 @@ class Task:
         return 2
 
     @property
+    def discrete(self) -> bool:
+        return False
+
+    @property
     def cost_names(self) -> tuple[str, ...]:
         return ("cost", *self.config.sources)
 

@@ -1,0 +1,31 @@
+"""The command line: parsing and calling. A command is a dataclass that is called; its name, as in
+`check-env` for CheckEnv, is what is typed."""
+
+import re
+import sys
+
+import tyro
+
+from tqpo.cli.info import Algorithms, Bench, Tasks
+from tqpo.cli.reproduce import Reproduce
+from tqpo.cli.runs import Compare, Evaluate, Plot, Report, Watch
+from tqpo.cli.train import Train
+from tqpo.errors import Interrupted, TqpoError
+
+COMMANDS = (Train, Evaluate, Plot, Compare, Watch, Report, Tasks, Algorithms, Bench, Reproduce)
+
+
+def main() -> None:
+    """Runs a command. Errors are one line and exit status 2; an interrupt is 128 plus the signal."""
+    commands = {re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower(): cls for cls in COMMANDS}
+    try:
+        command = tyro.extras.subcommand_cli_from_dict(commands, description="Safe RL with a stated probability.")
+        command()
+    except Interrupted as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.code)
+    except TqpoError as error:
+        print(f"tqpo: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)

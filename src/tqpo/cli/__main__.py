@@ -1,0 +1,3 @@
+from tqpo.cli import main
+
+main()

@@ -1,0 +1,134 @@
+"""What is done with trained runs: `tqpo evaluate`, `plot`, `compare`, `watch`, `report`."""
+
+import dataclasses
+import json
+import pathlib
+
+from tyro.conf import Positional
+
+from tqpo.cli.common import Folder, interval, open_all, progress, show_evaluation, wide_console
+from tqpo.errors import ConfigError
+
+
+@dataclasses.dataclass
+class Evaluate:
+    """Run fresh episodes of a trained policy: return, safety probability and cost quantile, with intervals and a verdict."""
+
+    run: Folder
+    """The folder that training wrote."""
+    episodes: int = 1000
+    """Episodes per seed."""
+    physics: str = "jax"
+    """jax, or mujoco for the reference simulator."""
+    deterministic: bool = False
+    """Act with the policy's mean instead of a sample."""
+    json: bool = False
+    """Print the result as JSON."""
+
+    def __call__(self) -> None:
+        from tqpo import finish, store
+
+        with store.open_run(self.run, write=True) as folder:
+            with progress("evaluating", hidden=self.json) as tick:
+                found = finish.add_evaluation(folder, self.episodes, self.physics, self.deterministic, tick)
+            if folder.finished:
+                folder.finish()
+        if self.json:
+            print(json.dumps(found))
+        else:
+            show_evaluation(found)
+
+
+@dataclasses.dataclass
+class Plot:
+    """Draw learning curves, the multiplier, and the histogram of episode costs of one or several runs."""
+
+    runs: Positional[tuple[pathlib.Path, ...]]
+    """Folders that training wrote."""
+    out: pathlib.Path | None = None
+    """Where to write PNG and SVG files; by default plots/ in the first run."""
+
+    def __call__(self) -> None:
+        from tqpo import finish
+
+        folders = open_all(self.runs)
+        for path in finish.write_plots(folders, self.out or folders[0].folder / "plots"):
+            print(path)
+
+
+@dataclasses.dataclass
+class Compare:
+    """Compare evaluated runs in a table, with intervals."""
+
+    runs: Positional[tuple[pathlib.Path, ...]]
+    """Folders that training wrote."""
+
+    def __call__(self) -> None:
+        from rich.table import Table
+
+        from tqpo import finish
+        from tqpo.session import Job
+
+        table = Table(title="Fresh episodes, all seeds pooled, 95 % intervals")
+        for column in ("run", "task", "algorithm", "return", "Pr[C ≤ d]", "asked", "cost quantile", "limit", "verdict"):
+            table.add_column(column, justify="left" if column in {"run", "task", "algorithm", "verdict"} else "right")
+        for folder in open_all(self.runs):
+            job = Job.from_description(folder.config)
+            found = finish.evaluations_of(folder)
+            if not found:
+                raise ConfigError(f"{folder.folder} has no evaluation: run tqpo evaluate {folder.folder}")
+            pooled = found[0]["pooled"]
+            c = pooled["constraints"][0]
+            table.add_row(
+                folder.folder.name,
+                job.task,
+                finish.label_of(job),
+                interval(pooled["return"], "{:.1f}"),
+                interval(c["safety_prob"], "{:.1%}"),
+                f"{job.safety:.0%}",
+                interval(c["episode_cost_quantile"], "{:.0f}"),
+                f"{job.cost_limit:g}",
+                c["verdict"]["word"],
+            )
+        wide_console().print(table)
+
+
+@dataclasses.dataclass
+class Watch:
+    """Make a video of an episode (GIF, or MP4 where ffmpeg is), drawn from above or by MuJoCo in 3-D."""
+
+    run: Folder
+    """The folder that training wrote."""
+    out: pathlib.Path | None = None
+    """The file to write, .gif or .mp4; by default episode.gif in the run."""
+    seed: int | None = None
+    """Which seed's policy; by default the first."""
+    episode: int = 0
+    """Which episode of the evaluation."""
+    deterministic: bool = False
+    """Act with the policy's mean instead of a sample."""
+    physics: str = "jax"
+    """jax, drawn from above; or mujoco, its 3-D view where OpenGL works."""
+
+    def __call__(self) -> None:
+        from tqpo import finish, store
+
+        folder = store.open_run(self.run)
+        out = self.out or folder.folder / "episode.gif"
+        print(finish.write_episode(folder, out, self.seed, self.episode, self.deterministic, self.physics))
+
+
+@dataclasses.dataclass
+class Report:
+    """Write a run as one self-contained HTML page."""
+
+    run: Folder
+    """The folder that training wrote."""
+    out: pathlib.Path | None = None
+    """The file to write; by default report.html in the run."""
+
+    def __call__(self) -> None:
+        from tqpo import finish, store
+
+        folder = store.open_run(self.run)
+        print(finish.write_page(folder, self.out or folder.folder / "report.html"))

@@ -1,0 +1,128 @@
+"""`tqpo train`."""
+
+import dataclasses
+import pathlib
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from tqpo.cli.common import assignments, progress, show_evaluation
+from tqpo.errors import ConfigError
+
+
+@dataclasses.dataclass
+class Train:
+    """Train a policy that keeps its episode cost under a limit with a stated probability, then say how safe it is.
+
+    For example: tqpo train SimpleEnv --algo tqpo --safety 0.9 --cost-limit 15
+    """
+
+    task: Positional[str] = "SimpleEnv"
+    """A task (see `tqpo tasks`)."""
+    algo: str = "tqpo"
+    """An algorithm or variant (see `tqpo algorithms`)."""
+    safety: float = 0.9
+    """The probability with which an episode must stay within the limit."""
+    cost_limit: float = 15.0
+    """The limit: the largest episode cost that counts as safe."""
+    seeds: int = 1
+    """How many runs, with seeds 0, 1, 2, … They train together in one program."""
+    first_seed: int = 0
+    """The first of those seeds."""
+    steps: float = 5e6
+    """Environment steps of each run."""
+    preset: str = "fast"
+    """fast (small networks, the default) or paper (the published configuration, made for a GPU)."""
+    set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """Settings of the algorithm, e.g. learning_rate=1e-3."""
+    task_set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """Settings of the task, e.g. max_steps=500."""
+    out: pathlib.Path | None = None
+    """Folder for the run; by default a new one under runs/."""
+    resume: pathlib.Path | None = None
+    """Go on with the run in this folder instead."""
+    episodes: int = 1000
+    """Fresh episodes per seed for the evaluation at the end; 0 leaves it out."""
+    snapshots: int = 8
+    """Policies from the last third of training that the final one is chosen from; 1 keeps the last."""
+    checkpoint_every: int = 20
+    """Iterations between two checkpoints."""
+    quiet: bool = False
+    """Print nothing but the verdict."""
+    wandb: str | None = None
+    """Also log to this Weights & Biases project."""
+
+    def __call__(self) -> None:
+        from tqpo import session
+
+        host = session.Host(quiet=self.quiet, wandb=self.wandb, checkpoint_every=self.checkpoint_every)
+        if self.resume is not None:
+            self._refuse_changes()
+            folder = session.resume(self.resume, host)
+        else:
+            job = self.job()
+            folder = session.train(job, self.out or fresh_folder(job), host)
+        with folder:
+            if self.episodes:
+                conclude(folder, self.episodes, self.quiet)
+            folder.finish()
+
+    def job(self):
+        from tqpo.session import Job
+
+        if self.seeds < 1:
+            raise ConfigError(f"seeds = {self.seeds}: at least 1")
+        return Job(
+            task=self.task,
+            algo=self.algo,
+            preset=self.preset,
+            safety=self.safety,
+            cost_limit=self.cost_limit,
+            seeds=tuple(range(self.first_seed, self.first_seed + self.seeds)),
+            steps=int(self.steps),
+            snapshots=self.snapshots,
+            settings=assignments(self.set),
+            task_settings=assignments(self.task_set),
+        )
+
+    def _refuse_changes(self) -> None:
+        """A resumed run keeps its settings: another one given beside --resume is an error, unless it is the same."""
+        from tqpo import store
+        from tqpo.session import Job
+
+        with store.open_run(self.resume or "") as folder:
+            begun = Job.from_description(folder.config)
+        default, mine = Train().job(), self.job()
+        for field in dataclasses.fields(begun):
+            given, was = getattr(mine, field.name), getattr(begun, field.name)
+            if given not in (getattr(default, field.name), was):
+                raise ConfigError(f"{field.name} = {given}: {self.resume} was begun with {was}; leave it out to resume")
+        if self.out is not None and self.out.resolve() != (self.resume or self.out).resolve():
+            raise ConfigError("--out and --resume name two folders: a resumed run stays where it is")
+
+
+def fresh_folder(job) -> pathlib.Path:
+    """runs/SimpleEnv-tqpo-90, or the next free name after it."""
+    name = f"{job.task}-{job.algo}-{100 * job.safety:g}"
+    base = pathlib.Path("runs")
+    taken = 1
+    while (base / (name if taken == 1 else f"{name}-{taken}")).exists():
+        taken += 1
+    return base / (name if taken == 1 else f"{name}-{taken}")
+
+
+def conclude(folder, episodes: int, quiet: bool) -> None:
+    """The end of training: evaluation, figures, video, page, and where they are."""
+    from tqpo import finish
+
+    with progress("evaluating", hidden=quiet) as tick:
+        finish.add_evaluation(folder, episodes, "jax", True, tick)
+        found = finish.add_evaluation(folder, episodes, "jax", False, tick)
+    finish.write_plots([folder], folder.folder / "plots")
+    finish.write_episode(folder, folder.folder / "episode.gif")
+    finish.write_page(folder, folder.folder / "report.html")
+    show_evaluation(found)
+    if not quiet:
+        print(
+            f"report  {folder.folder / 'report.html'}\nvideo   {folder.folder / 'episode.gif'}\nrun     {folder.folder}"
+        )
