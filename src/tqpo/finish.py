@@ -115,7 +115,7 @@ def filmed_frames(env: Task, policy: Policy, key: Key, episode: int, determinist
                 frames.append(self.render())
             return super().observe()
 
-    HostRunner(lambda: Filmed(env.config), policy, key, deterministic)(episode)
+    HostRunner(lambda: Filmed(env.config), policy, key, deterministic)([episode])
     return frames
 
 
