@@ -16,12 +16,18 @@ ROWS = [
     {"rollout"},
     {"algorithms"},
     {"program", "acting", "evaluation", "store", "events", "provenance"},
-    {"paper", "reproduce", "figures", "plots", "video", "playback", "report", "bench", "parity", "convergence"},
-    {"live", "session", "finish", "api"},
+    {"paper", "figures", "plots", "video", "playback", "report", "bench", "parity", "convergence"},
+    {"live", "session", "finish", "api", "reproduce", "export"},
     {"cli"},
 ]
 ROW_OF = {name: i for i, row in enumerate(ROWS) for name in row}
-BORDER = {"envs/mujoco.py", "envs/gymnasium.py", "envs/render.py", *(f"cli/{p.name}" for p in (SRC / "cli").iterdir())}
+BORDER = {
+    "envs/mujoco.py",
+    "envs/gymnasium.py",
+    "envs/render.py",
+    "export/onnx.py",
+    *(f"cli/{p.name}" for p in (SRC / "cli").iterdir()),
+}
 HEAVY = {"mujoco", "gymnasium", "tyro", "matplotlib", "ray", "PIL", "wandb", "onnx", "onnxruntime"}
 
 

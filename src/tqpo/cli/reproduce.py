@@ -1,6 +1,7 @@
 """`tqpo reproduce`."""
 
 import dataclasses
+import os
 import pathlib
 
 from tyro.conf import Positional
@@ -11,7 +12,7 @@ class Reproduce:
     """Train the paper's runs and lay the results beside its numbers. Made for a GPU; what is done is not done again."""
 
     what: Positional[str]
-    """table1, table2, first (SimpleEnv, every part once) or fast (the fast preset at five levels)."""
+    """table1 (with PPO-Lagrangian), table2, baseline, fast, all of these; figures and tables draw what is there."""
     task: tuple[str, ...] = ()
     """Only these tasks."""
     algo: tuple[str, ...] = ()
@@ -20,18 +21,43 @@ class Reproduce:
     """Runs of each cell."""
     steps: float = 5e6
     """Environment steps of each run."""
+    episodes: int = 1000
+    """Fresh episodes of each final policy; 0 leaves them out."""
+    judge: int = 0
+    """Seeds of each published cell that MuJoCo judges, with 100 episodes each."""
+    jobs: int = 1
+    """Groups of runs at a time. On one GPU three or four fill it, with CUDA's MPS daemon running."""
     out: pathlib.Path = pathlib.Path("results/paper")
     """Folder for one JSON file per cell."""
 
     def __call__(self) -> None:
-        from rich.console import Console
-
-        from tqpo.errors import UnknownNameError
+        from tqpo.errors import ConfigError, UnknownNameError
         from tqpo.paper import SETS
-        from tqpo.reproduce import Plan, reproduce, table
+        from tqpo.reproduce import document, jobs
+        from tqpo.reproduce.cells import Plan
 
+        if self.what in {"figures", "tables"}:
+            for path in document.write_all(self.out):
+                print(path)
+            return
         if self.what not in SETS:
-            raise UnknownNameError(f"nothing to reproduce called {self.what!r}; there are {', '.join(SETS)}")
+            raise UnknownNameError(
+                f"nothing to reproduce called {self.what!r}; there are {', '.join([*SETS, 'figures'])}"
+            )
+        for name in ("seeds", "jobs", "steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)}: at least 1")
         cells = [c for c in SETS[self.what] if c.task in (self.task or {c.task}) and c.algo in (self.algo or {c.algo})]
-        plan = Plan(cells, self.out, tuple(range(self.seeds)), int(self.steps))
-        Console(width=150).print(table(reproduce(plan)))
+        if not cells:
+            raise UnknownNameError(f"{self.what} has no cell of {' '.join((*self.task, *self.algo))}")
+        seeds, workers = tuple(range(self.seeds)), max(1, (os.cpu_count() or 1) // self.jobs)
+        plan = Plan(
+            tuple(cells),
+            self.out,
+            seeds,
+            int(self.steps),
+            self.episodes,
+            self.judge,
+            workers=workers,
+        )
+        document.show(jobs.run_plan(plan, self.jobs))

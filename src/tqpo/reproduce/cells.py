@@ -1,0 +1,271 @@
+"""The paper's cells, trained and written down: one JSON file each, with provenance.
+
+Cells that one program can train are trained together. While they train, their files hold what is known so far (`complete` false).
+A cell whose file is complete and has the same settings is not run again.
+
+| key | value |
+|---|---|
+| `settings` | task, algorithm, level, seeds, steps, the whole configuration |
+| `last_tenth` | averages over the episodes of the last tenth of training, per seed, and mean and standard deviation over seeds |
+| `fresh` | `evaluation.summarise` of fresh episodes of the final policies, without the episodes themselves |
+| `judge` | the same for some seeds in MuJoCo, and for the same seeds in JAX |
+| `published` | the paper's numbers |
+| `curves` | metrics by iteration and seed, every so many iterations |
+"""
+
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from tqpo import evaluation, store
+from tqpo.acting import ActorPolicy
+from tqpo.algorithms.presets import VARIANTS, preset
+from tqpo.envs import make
+from tqpo.errors import TqpoError
+from tqpo.paper import COST_LIMIT, STEPS, Cell
+from tqpo.program import Group, Run, group_runs, init_group, run, take_run
+from tqpo.provenance import provenance
+from tqpo.session import evaluation_key, policies_of
+
+CURVES = ("return_mean", "safety_prob", "episode_cost_mean", "episode_cost_quantile", "multiplier", "log_std")
+CURVE_POINTS = 210
+LAST = 0.1  # the share of training that the main protocol averages over
+PARTIAL_EVERY = 5  # chunks between two writings of what is known so far
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to run and where to write it."""
+
+    cells: tuple[Cell, ...]
+    out: pathlib.Path
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    steps: int = STEPS
+    episodes: int = 1000  # fresh ones per seed; 0: none
+    judged_seeds: int = 0  # of each cell, in MuJoCo
+    judged_episodes: int = 100  # per seed
+    workers: int = dataclasses.field(default_factory=lambda: os.cpu_count() or 1)  # processes of the judge
+    chunk: int = 8  # iterations between two reports
+
+
+Say = Callable[[dict[str, Any]], Any]  # takes what a group is doing
+
+
+def config_of(cell: Cell) -> Any:
+    return preset(cell.preset, cell.algo, safety=cell.safety, cost_limit=COST_LIMIT)
+
+
+def algorithm_of(cell: Cell) -> str:
+    return VARIANTS.get(cell.algo, (cell.algo, {}))[0]
+
+
+def runs_of(plan: Plan, cell: Cell) -> list[Run]:
+    return [Run(make(cell.task), algorithm_of(cell), config_of(cell), seed) for seed in plan.seeds]
+
+
+def settings_of(plan: Plan, cell: Cell) -> dict[str, Any]:
+    """What a result depends on; compared with a file to see whether it is still good."""
+    config = json.loads(json.dumps(dataclasses.asdict(config_of(cell))))
+    facts = {"task": cell.task, "algo": cell.algo, "safety": cell.safety, "preset": cell.preset}
+    return facts | {"seeds": list(plan.seeds), "steps": plan.steps, "config": config}
+
+
+def path_of(plan: Plan, cell: Cell) -> pathlib.Path:
+    return plan.out / f"{cell.name}.json"
+
+
+def read(path: pathlib.Path) -> dict[str, Any] | None:
+    """A cell's file, None if there is none."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise TqpoError(f"{path} cannot be read ({error}): remove it, and its cell is run again") from None
+
+
+def done(plan: Plan, cell: Cell) -> bool:
+    found = read(path_of(plan, cell))
+    return bool(found and found.get("complete") and found["settings"] == settings_of(plan, cell))
+
+
+def groups_of(plan: Plan) -> list[tuple[Cell, ...]]:
+    """The cells that are still to do, in groups that one program trains; the largest first."""
+    todo = [cell for cell in plan.cells if not done(plan, cell)]
+    groups: dict[Any, list[Cell]] = {}
+    for cell in todo:
+        groups.setdefault((cell.task, algorithm_of(cell), jax.tree.structure(config_of(cell))), []).append(cell)
+    return sorted((tuple(g) for g in groups.values()), key=work, reverse=True)
+
+
+def work(cells: Sequence[Cell]) -> float:
+    """About how long a group takes, to begin with the longest."""
+    return len(cells) * (1.0 if cells[0].preset == "paper" else 0.2) * (1.5 if cells[0].task == "GremlinEnv" else 1.0)
+
+
+def name_of(cells: Sequence[Cell]) -> str:
+    """Of a group."""
+    algos = list(dict.fromkeys(cell.algo for cell in cells))
+    return f"{cells[0].task} {' '.join(algos)} ({cells[0].preset})"
+
+
+def run_cells(plan: Plan, cells: Sequence[Cell], say: Say) -> None:
+    """Trains a group of cells, evaluates their final policies, and writes their files."""
+    begun = time.perf_counter()
+    (group,) = group_runs(r for cell in cells for r in runs_of(plan, cell))
+    plan.out.mkdir(parents=True, exist_ok=True)
+
+    def write_all(metrics, facts) -> None:
+        for k, cell in enumerate(cells):
+            mine = slice(k * len(plan.seeds), (k + 1) * len(plan.seeds))
+            result = result_of(plan, cell, {name: x[:, mine] for name, x in metrics.items()})
+            write(path_of(plan, cell), result | facts(cell))
+
+    def partial(metrics) -> None:
+        write_all(metrics, lambda _: {"complete": False})
+
+    state, metrics, seconds = train_group(plan, group, say, partial)
+    timing = {"runs": len(group), "first_chunk_s": seconds[0], "train_s": seconds[1]}
+    stacked = policies_of(state)
+    started = time.perf_counter()
+    checked = {}
+    for k, cell in enumerate(cells):
+        say({"doing": f"fresh episodes, {cell.algo} {cell.safety:.0%}"})
+        first = k * len(plan.seeds)
+        policies = {seed: take_run(stacked, first + j) for j, seed in enumerate(plan.seeds)}
+        if cell.preset == "fast":
+            save_policies(plan, cell, policies)
+        checked[cell] = check_policies(plan, cell, policies, say)
+    timing |= {"evaluate_s": time.perf_counter() - started, "total_s": time.perf_counter() - begun}
+    origin = provenance()
+    write_all(metrics, lambda cell: checked[cell] | {"complete": True, "group": timing, "provenance": origin})
+    say({"doing": "done"})
+
+
+def train_group(plan: Plan, group: Group, say: Say, partial: Callable[[dict[str, np.ndarray]], Any]):
+    """Final states, metrics, and the seconds until the first chunk was done and after it."""
+    learner = group.configs[0].learner
+    iterations = math.ceil(plan.steps / (learner.n_envs * learner.n_steps))
+    begun, first, parts = time.perf_counter(), 0.0, []
+
+    def on_chunk(chunk) -> None:
+        nonlocal first
+        first = first or time.perf_counter()
+        parts.append(chunk.metrics)
+        last = {name: float(np.mean(chunk.metrics[name][-1])) for name in ("return_mean", "safety_prob")}
+        say({"doing": "training", "iteration": chunk.iteration, "iterations": iterations} | last)
+        if len(parts) % PARTIAL_EVERY == 0:
+            partial(joined(parts))
+
+    whole = iterations - iterations % plan.chunk
+    say({"doing": "compiling", "iterations": iterations})
+    state, metrics = run(group, whole, plan.chunk, on_chunk, init_group(group), None) if whole else (None, {})
+    if whole < iterations:  # the rest in single steps: no other length is compiled
+        state, rest = run(group, iterations - whole, 1, None, state, None)
+        metrics = joined([metrics, rest] if whole else [rest])
+    first = first or time.perf_counter()
+    return state, metrics, (first - begun, time.perf_counter() - first)
+
+
+def joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def result_of(plan: Plan, cell: Cell, metrics: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Averages over the last tenth of training, per seed and over seeds, and thinned curves."""
+    start = int(len(metrics["steps"]) * (1 - LAST))
+    while start > 0 and not metrics["episodes"][start:].sum(0).all():  # a batch may end no episode
+        start -= 1
+    episodes = np.maximum(metrics["episodes"][start:].sum(0), 1)
+    returns = metrics["return_sum"][start:].sum(0) / episodes
+    safe = metrics["safe_episodes"][start:, :, 0].sum(0) / episodes
+    every = max(1, len(metrics["steps"]) // CURVE_POINTS)
+    curves = {
+        name: metrics[name].reshape(*metrics[name].shape[:2], -1)[::every, :, 0] for name in CURVES if name in metrics
+    }
+    summary = {
+        "episodes": episodes.astype(int).tolist(),
+        "return": returns.tolist(),
+        "safety_prob": safe.tolist(),
+        "return_mean_std": mean_std(returns),
+        "safety_prob_mean_std": mean_std(safe),
+    }
+    return {
+        "settings": settings_of(plan, cell),
+        "last_tenth": summary,
+        "published": cell.published._asdict() if cell.published else None,
+        "skipped_updates": int(metrics["skipped"].sum()),
+        "curves": {
+            "every": every,
+            "steps_per_iteration": int(metrics["steps"][0].flat[0]),
+            **{name: np.round(x, 4).tolist() for name, x in curves.items()},
+        },
+    }
+
+
+def mean_std(values: np.ndarray) -> list[float | None]:
+    return [float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None]
+
+
+def check_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], say: Say) -> dict[str, Any]:
+    """Fresh episodes of the final policies in JAX, and of some of them in MuJoCo."""
+    if not plan.episodes:
+        return {"fresh": None, "judge": None}
+    env, constraints = make(cell.task), config_of(cell).constraints
+    found = {
+        seed: evaluation.run_episodes(env, policy, evaluation_key(seed), plan.episodes, batch=plan.episodes)
+        for seed, policy in policies.items()
+    }
+
+    def summary(episodes) -> dict[str, Any]:
+        out = evaluation.summarise(episodes, constraints, env.cost_names, deterministic=False)
+        for seed in out["seeds"]:  # the episodes themselves would make the file a hundred times as large
+            for name in ("returns", "episode_costs", "lengths"):
+                del seed[name]
+        return out
+
+    judged = None
+    if plan.judged_seeds and cell.published and importlib.util.find_spec("mujoco"):
+        from tqpo.envs.mujoco import MujocoTask
+
+        say({"doing": f"MuJoCo, {cell.algo} {cell.safety:.0%}"})
+        chosen = list(policies)[: plan.judged_seeds]
+        twin = {
+            seed: evaluation.run_episodes_host(
+                eqx.Partial(MujocoTask, env.config),
+                policies[seed],
+                evaluation_key(seed),
+                plan.judged_episodes,
+                workers=plan.workers,
+            )
+            for seed in chosen
+        }
+        judged = {"mujoco": summary(twin), "jax": summary({seed: found[seed] for seed in chosen})}
+    return {"fresh": summary(found), "judge": judged}
+
+
+def policy_file(plan: Plan, cell: Cell) -> pathlib.Path:
+    return plan.out / "policies" / f"{cell.name}.safetensors"
+
+
+def save_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> None:
+    """The final policies of all seeds in one file, for `ship`."""
+    path = policy_file(plan, cell)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(store.pack(list(policies.values()))[0])
+
+
+def write(path: pathlib.Path, result: dict[str, Any]) -> None:
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(result) + "\n")
+    draft.replace(path)

@@ -1,0 +1,132 @@
+"""Groups of cells as processes: several at once, each with a line in one progress table.
+
+Each group has a process of its own, so that its memory on the device is free when it ends, and so that XLA can be told, before it
+starts, to choose the same kernels every time: the same command on the same hardware gives the same numbers.
+"""
+
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from tqpo.errors import TqpoError
+from tqpo.paper import Cell
+from tqpo.provenance import provenance
+from tqpo.reproduce.cells import Plan, groups_of, name_of, path_of, run_cells, write
+
+REPEATABLE = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+PROGRESS = ".progress"
+PLAIN_EVERY = 20.0  # seconds between two reports where there is no terminal
+
+
+def run_plan(plan: Plan, jobs: int = 1) -> list[pathlib.Path]:
+    """Runs every group that is not done, `jobs` at a time. Returns the files of all cells."""
+    groups = groups_of(plan)
+    folder = plan.out / PROGRESS
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    os.environ["XLA_FLAGS"] = " ".join(x for x in (os.environ.get("XLA_FLAGS"), REPEATABLE) if x)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # processes share the device
+    begun = time.perf_counter()
+    failed = {}
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
+        tasks = {pool.submit(run_group, plan, cells, i): cells for i, cells in enumerate(groups)}
+        try:
+            with View(folder, [name_of(g) for g in groups]) as view:
+                while tasks:
+                    ended, _ = concurrent.futures.wait(tasks, timeout=1, return_when="FIRST_COMPLETED")
+                    for task in ended:
+                        if error := task.exception():
+                            failed[name_of(tasks[task])] = error
+                        del tasks[task]
+                    view.show()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    shutil.rmtree(folder, ignore_errors=True)
+    if groups and not failed:
+        seconds = time.perf_counter() - begun
+        add_timing(plan, {"seconds": seconds, "jobs": jobs, "groups": [name_of(g) for g in groups]})
+    if failed:
+        raise TqpoError("; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in failed.items()))
+    return [path_of(plan, cell) for cell in plan.cells]
+
+
+def run_group(plan: Plan, cells: Sequence[Cell], number: int) -> None:
+    """One group, in a process of its own."""
+    path = plan.out / PROGRESS / f"{number}.json"
+    begun = time.time()
+    run_cells(plan, cells, lambda facts: write(path, facts | {"seconds": time.time() - begun}))
+
+
+def add_timing(plan: Plan, facts: dict[str, Any]) -> None:
+    """What each command took in all, one entry per command."""
+    path = plan.out / "timing.json"
+    kept = json.loads(path.read_text())["commands"] if path.exists() else []
+    facts = facts | {"seeds": len(plan.seeds), "steps": plan.steps, "provenance": provenance()}
+    write(path, {"commands": [*kept, facts]})
+
+
+class View:
+    """What every group is doing: a table in a terminal, else a line now and then."""
+
+    def __init__(self, folder: pathlib.Path, names: Sequence[str]):
+        self.folder, self.names = folder, names
+        self.console = Console(stderr=True)
+        self.live = Live(console=self.console, refresh_per_second=2) if self.console.is_terminal else None
+        self.told = 0.0
+
+    def __enter__(self) -> "View":
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def show(self) -> None:
+        now = time.monotonic()
+        if self.live is not None:
+            self.live.update(self.table())
+        elif now - self.told > PLAIN_EVERY:
+            self.told = now
+            for name, facts in zip(self.names, self.facts(), strict=True):
+                if facts and facts["doing"] != "done":
+                    self.console.print(f"{name}: {' '.join(self.columns(facts))}", highlight=False, soft_wrap=True)
+
+    def facts(self) -> list[dict[str, Any]]:
+        found = []
+        for i in range(len(self.names)):
+            try:
+                found.append(json.loads((self.folder / f"{i}.json").read_text()))
+            except (OSError, ValueError):
+                found.append({})
+        return found
+
+    def columns(self, facts: dict[str, Any]) -> list[str]:
+        if not facts:
+            return ["waiting", "", "", "", ""]
+        count = f"{facts['iteration']}/{facts['iterations']}" if "iteration" in facts else ""
+        reward = f"return {facts['return_mean']:.2f}" if "return_mean" in facts else ""
+        safe = f"Pr {facts['safety_prob']:.3f}" if "safety_prob" in facts else ""
+        return [facts["doing"], count, reward, safe, f"{facts['seconds']:.0f} s"]
+
+    def table(self) -> Table:
+        out = Table(title="Reproduction")
+        for column in ("runs", "doing", "iteration", "return", "safe", "time"):
+            out.add_column(column, justify="left" if column in {"runs", "doing"} else "right")
+        for name, facts in zip(self.names, self.facts(), strict=True):
+            out.add_row(name, *self.columns(facts))
+        return out

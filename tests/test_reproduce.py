@@ -1,0 +1,121 @@
+"""Reproduction: cells, groups, what is kept, what the files say. Training itself is tested elsewhere; here it is a few steps."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from tqpo.algorithms.presets import PRESETS
+from tqpo.errors import UnknownNameError
+from tqpo.networks import NetworkSpec
+from tqpo.paper import SETS, TABLE1, TABLE2, Cell
+from tqpo.reproduce import cells, document, jobs, tables
+from tqpo.reproduce.cells import Plan
+
+TINY = {"network": NetworkSpec("lstm", (8,)), "n_envs": 2, "n_steps": 1000, "epochs": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_paper():
+    """The paper's preset with a tiny network and batch."""
+    before = dict(PRESETS["paper"])
+    for name, config in before.items():
+        PRESETS["paper"][name] = dataclasses.replace(config, learner=dataclasses.replace(config.learner, **TINY))
+    yield
+    PRESETS["paper"].update(before)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Two cells of one group, trained for three iterations, evaluated and judged."""
+    chosen = tuple(c for c in TABLE1 if c.task == "SimpleEnv" and c.algo == "tqpo")
+    out = tmp_path_factory.mktemp("paper")
+    plan = Plan(chosen, out, (0, 1), 6000, episodes=4, judged_seeds=1, judged_episodes=2, workers=0, chunk=2)
+    said = []
+    cells.run_cells(plan, chosen, said.append)
+    return plan, said
+
+
+def test_sets_are_the_paper():
+    assert len(TABLE1) == 12
+    assert len(TABLE2) == 10
+    assert len(SETS["table1"]) == 15
+    assert len({c.name for c in SETS["all"]}) == len(SETS["all"]) == 15 + 6 + 6 + 6
+    shared = {c.name: c.published for c in TABLE1}
+    for c in TABLE2:
+        if c.name in shared:
+            assert c.published.episode_return == shared[c.name].episode_return
+
+
+def test_groups_share_a_program(tmp_path):
+    plan = Plan(tuple(SETS["all"]), tmp_path)
+    groups = cells.groups_of(plan)
+    assert len(groups) == 15
+    assert sorted(c.name for g in groups for c in g) == sorted(c.name for c in SETS["all"])
+    assert len(groups[0]) == 4  # TQPO with its ablations
+    for group in groups:
+        assert len({(c.task, c.preset, cells.algorithm_of(c)) for c in group}) == 1
+
+
+def test_a_cell_says_everything(finished):
+    plan, said = finished
+    found = [cells.read(cells.path_of(plan, cell)) for cell in plan.cells]
+    for cell, result in zip(plan.cells, found, strict=True):
+        assert result["complete"]
+        assert result["settings"]["safety"] == cell.safety
+        assert len(result["last_tenth"]["return"]) == 2
+        assert [s["episodes"] for s in result["fresh"]["seeds"]] == [4, 4]
+        assert result["judge"]["mujoco"]["pooled"]["episodes"] == 2
+        assert result["judge"]["jax"]["pooled"]["episodes"] == 4
+        assert result["provenance"]["versions"]["jax"]
+        assert np.array(result["curves"]["safety_prob"]).shape == (3, 2)
+        assert result["group"]["runs"] == 4
+    assert said[0]["doing"] == "compiling"
+    assert said[-1]["doing"] == "done"
+
+
+def test_what_is_done_is_not_done_again(finished):
+    plan, _ = finished
+    assert cells.groups_of(plan) == []
+    assert len(cells.groups_of(dataclasses.replace(plan, seeds=(0, 1, 2)))) == 1
+    assert len(cells.groups_of(dataclasses.replace(plan, steps=7000))) == 1
+    path = cells.path_of(plan, plan.cells[0])
+    whole = path.read_text()
+    path.write_text(json.dumps(json.loads(whole) | {"complete": False}))
+    assert cells.groups_of(plan) == [plan.cells[:1]]
+    path.write_text("{")
+    with pytest.raises(cells.TqpoError, match="remove it"):
+        cells.groups_of(plan)
+    path.write_text(whole)
+
+
+def test_averages_are_those_of_the_last_tenth():
+    plan, cell = Plan((), None, (0, 1), 1), Cell("SimpleEnv", "tqpo", 0.9)
+    n = 40
+    metrics = {name: np.zeros((n, 2)) for name in ("return_sum", "skipped")}
+    metrics |= {"steps": np.full((n, 2), 2000), "episodes": np.full((n, 2), 2), "safe_episodes": np.zeros((n, 2, 1))}
+    metrics["return_sum"][-4:] = [6.0, 10.0]
+    metrics["safe_episodes"][-2:, 1] = 2
+    last = cells.result_of(plan, cell, metrics)["last_tenth"]
+    assert last["return"] == [3.0, 5.0]
+    assert last["safety_prob"] == [0.0, 0.5]
+    assert last["return_mean_std"] == pytest.approx([4.0, np.sqrt(2)])
+    assert last["episodes"] == [8, 8]
+
+
+def test_a_failure_names_its_group(tmp_path):
+    plan = Plan((Cell("SimpleEnv", "nonsense", 0.9),), tmp_path)
+    with pytest.raises(UnknownNameError, match="nonsense"):
+        jobs.run_plan(plan)
+
+
+def test_tables(finished, capsys):
+    plan, _ = finished
+    paths = [cells.path_of(plan, cell) for cell in plan.cells]
+    document.show(paths)
+    assert "SimpleEnv" in capsys.readouterr().out
+    content = tables.overview(tables.load(paths))
+    assert tables.markdown(content).count("\n") == 4
+    assert r"\begin{tabular}" in tables.latex(content)
+    assert "±" not in tables.latex(content)
