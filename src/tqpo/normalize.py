@@ -7,6 +7,8 @@ import jax.numpy as jnp
 
 from tqpo.types import Array
 
+CLIP = 10.0  # standard deviations
+
 
 class Moments(NamedTuple):
     """Mean and (population) variance of `count` samples.
@@ -38,6 +40,11 @@ def merge(moments: Moments, batch: Array) -> Moments:
     return Moments(moments.mean + weight * shift, var, moments.count + size)
 
 
-def normalize(moments: Moments, x: Array, clip: float = 10.0, var_floor: float = 1e-6) -> Array:
-    """clip((x − mean)/√max(var, floor), ±clip); the floor keeps a constant input from being blown up."""
-    return jnp.clip((x - moments.mean) / jnp.sqrt(jnp.maximum(moments.var, var_floor)), -clip, clip)
+def scale(moments: Moments, var_floor: float = 1e-6) -> Array:
+    """√max(var, floor); the floor keeps a constant input from being blown up."""
+    return jnp.sqrt(jnp.maximum(moments.var, var_floor))
+
+
+def normalize(moments: Moments, x: Array, clip: float = CLIP) -> Array:
+    """clip((x − mean)/scale, ±clip)."""
+    return jnp.clip((x - moments.mean) / scale(moments), -clip, clip)

@@ -6,13 +6,14 @@ import sys
 
 import tyro
 
+from tqpo.cli.export import Export
 from tqpo.cli.info import Algorithms, Bench, Tasks
 from tqpo.cli.reproduce import Reproduce
 from tqpo.cli.runs import Compare, Evaluate, Plot, Report, Watch
 from tqpo.cli.train import Train
 from tqpo.errors import Interrupted, TqpoError
 
-COMMANDS = (Train, Evaluate, Plot, Compare, Watch, Report, Tasks, Algorithms, Bench, Reproduce)
+COMMANDS = (Train, Evaluate, Plot, Compare, Watch, Report, Export, Tasks, Algorithms, Bench, Reproduce)
 
 
 def main() -> None:

@@ -1,0 +1,29 @@
+"""`tqpo export`."""
+
+import dataclasses
+import pathlib
+
+from tqpo.cli.common import Folder
+
+
+@dataclasses.dataclass
+class Export:
+    """Write a trained policy as one file for other programs, with a model card beside it.
+
+    For example: tqpo export runs/SimpleEnv-tqpo-90 --to onnx
+    """
+
+    run: Folder
+    """The folder that training wrote."""
+    to: str = "onnx"
+    """onnx, or stablehlo for JAX and XLA."""
+    seed: int | None = None
+    """Which seed's policy; by default the first."""
+    out: pathlib.Path | None = None
+    """The file to write; by default export/seed-N.onnx or .stablehlo in the run. The card has the same name and .md."""
+
+    def __call__(self) -> None:
+        from tqpo.export import export
+
+        for path in export(self.run, self.to, self.seed, self.out):
+            print(path)

@@ -1,0 +1,49 @@
+"""StableHLO by `jax.export`: a function of a dict of inputs that gives a dict of outputs, for CPUs, GPUs and TPUs.
+
+    exported = jax.export.deserialize(bytearray(path.read_bytes()))
+    outputs = exported.call({"obs": obs})
+
+`exported.mlir_module()` is its text, `exported.mlir_module_serialized` the portable bytecode for programs without JAX.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+
+from tqpo import distribution, networks, normalize
+from tqpo.acting import ActorPolicy
+from tqpo.types import Array
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+
+
+def encode(policy: ActorPolicy, facts: Mapping[str, Any]) -> bytes:
+    """The file's content."""
+    (batch,) = jax.export.symbolic_shape("batch")
+    shapes = {
+        port["name"]: jax.ShapeDtypeStruct(tuple(batch if n == "batch" else n for n in port["shape"]), port["dtype"])
+        for port in facts["inputs"]
+    }
+    program = jax.jit(lambda inputs: step(policy, inputs))
+    return bytes(jax.export.export(program, platforms=PLATFORMS)(shapes).serialize())
+
+
+def step(policy: ActorPolicy, inputs: dict[str, Array]) -> dict[str, Array]:
+    """`ActorPolicy.act` without noise, its memory in the open."""
+    actor, x = policy.actor, normalize.normalize(policy.moments, inputs["obs"])
+    recurrent = actor.lstm is not None
+    memory = networks.Memory(inputs["h"], inputs["c"]) if recurrent else None
+    before = (
+        (inputs["prev_action"], inputs["prev_reward"]) if recurrent else (x[..., :0], x[..., 0])
+    )  # an MLP's: unread
+    mean, log_std, memory, _ = networks.act(actor, x, memory, *before)
+    action = distribution.sample(mean, log_std, jnp.zeros_like(mean))
+    outputs = {"action": jnp.clip(action, -1.0, 1.0)}
+    if log_std is not None:
+        outputs["log_std"] = log_std
+    else:
+        outputs |= {"index": jnp.argmax(action, -1).astype("int32"), "logits": mean}
+    return outputs if memory is None else outputs | {"h_next": memory.h, "c_next": memory.c}
