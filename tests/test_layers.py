@@ -12,12 +12,12 @@ ROWS = [
     {"quantile", "returns", "multiplier", "gaussian", "distribution", "normalize", "schedule", "weibull", "statistics"},
     {"networks"},
     {"physics"},
-    {"envs"},
+    {"envs", "hosting"},
     {"rollout"},
     {"algorithms"},
-    {"program", "acting", "evaluation", "store", "events", "provenance"},
+    {"program", "collecting", "acting", "hosted", "evaluation", "store", "events", "provenance"},
     {"paper", "figures", "plots", "video", "playback", "report", "bench", "parity", "convergence"},
-    {"live", "session", "finish", "api", "reproduce", "export"},
+    {"job", "live", "sinks", "session", "finish", "api", "reproduce", "export"},
     {"cli"},
 ]
 ROW_OF = {name: i for i, row in enumerate(ROWS) for name in row}
@@ -26,6 +26,7 @@ BORDER = {
     "envs/gymnasium.py",
     "envs/render.py",
     "export/onnx.py",
+    *(f"hosting/{name}.py" for name in ("spaces", "guard", "hosts", "own_vector")),
     *(f"cli/{p.name}" for p in (SRC / "cli").iterdir()),
 }
 HEAVY = {"mujoco", "gymnasium", "tyro", "matplotlib", "ray", "PIL", "wandb", "onnx", "onnxruntime"}

@@ -1,6 +1,7 @@
 """The library in three words: `tqpo.train`, `tqpo.load`, `tqpo.evaluate`."""
 
 import os
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 from tqpo import finish, session, store
 from tqpo.acting import ActorPolicy
 from tqpo.errors import ActionError, ConfigError
+from tqpo.hosting.reference import name_of
 
 
 def train(
@@ -18,19 +20,25 @@ def train(
     seeds: int | tuple[int, ...] = 1,
     episodes: int = 1000,
     quiet: bool = False,
+    cost_fn: Callable[..., Any] | str | None = None,
+    callback: session.Callback | None = None,
     **job: Any,
 ) -> dict[str, Any]:
     """Trains into a new folder and evaluates; returns the evaluation (`evaluation.summarise` has its form).
 
-    `job` are the other fields of `session.Job`: algo, preset, safety, cost_limit, steps, snapshots, settings, task_settings.
+    `task` may be your own environment, `gym:ID` or `module:factory`, and `cost_fn(obs, action, next_obs, info)` a function that
+    gives its cost. `callback(iteration, metrics)` is called after each chunk of iterations, with metrics [iterations, runs, …] by
+    name; training stops if it returns True. `job` are the other fields of `tqpo.job.Job`: algo, preset, safety, cost_limit,
+    constraints, steps, snapshots, settings, task_settings, vector, env_timeout, env_restarts.
     """
     numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     try:
+        job["cost_fn"] = None if cost_fn is None else name_of(cost_fn)
         wanted = session.Job(task=task, seeds=numbers, **job)
     except TypeError as error:
         fields = ", ".join(session.Job.__dataclass_fields__)
         raise ConfigError(f"{error}; a job has {fields}") from None
-    with session.train(wanted, out, session.Host(quiet=quiet)) as folder:
+    with session.train(wanted, out, session.Host(quiet=quiet, callback=callback)) as folder:
         found = finish.add_evaluation(folder, episodes, "jax", deterministic=False)
         folder.finish()
     return found
@@ -44,13 +52,15 @@ def evaluate(
 
 
 class LoadedPolicy:
-    """A trained policy for one environment: observations in, actions in [-1, 1] out, as NumPy arrays.
+    """A trained policy for one environment: observations in, actions out, as NumPy arrays.
 
+    Actions are in [-1, 1]; of your own Gymnasium environment they are what its `step` takes, and observations are flat
+    (`gymnasium.spaces.flatten` where it has a dict of them).
     A recurrent policy remembers: call `reset` when an episode starts, and pass it the reward of the last step.
     """
 
-    def __init__(self, policy: ActorPolicy, seed: int = 0):
-        self._policy = policy
+    def __init__(self, policy: ActorPolicy, seed: int = 0, action: Mapping[str, Any] | None = None):
+        self._policy, self._form = policy, action
         self._key = jax.random.key(seed)
         self._act = jax.jit(lambda policy, *args: policy.act(*args), static_argnums=4)
         self.obs_size = int(policy.moments.mean.shape[-1])
@@ -60,7 +70,7 @@ class LoadedPolicy:
         """Forgets what it saw: a new episode begins."""
         self._carry = self._policy.init()
 
-    def act(self, obs: Any, *, deterministic: bool = True, reward: float = 0.0) -> np.ndarray:
+    def act(self, obs: Any, *, deterministic: bool = True, reward: float = 0.0) -> Any:
         """The action for an observation; a sample of the trained policy with `deterministic=False`."""
         obs = np.asarray(obs, np.float32)
         if obs.shape != (self.obs_size,) or not np.all(np.isfinite(obs)):
@@ -68,13 +78,23 @@ class LoadedPolicy:
         self._key, key = jax.random.split(self._key)
         carry = self._policy.feedback(self._carry, jax.numpy.float32(reward))
         action, self._carry = self._act(self._policy, obs, carry, key, deterministic)
-        return np.clip(np.asarray(action), -1.0, 1.0)
+        return self._give(np.clip(np.asarray(action), -1.0, 1.0))
+
+    def _give(self, action: np.ndarray) -> Any:
+        """The action as the environment takes it."""
+        if self._form is None:
+            return action
+        if "start" in self._form:
+            return self._form["start"] + int(np.argmax(action))
+        low, high = np.array(self._form["low"], np.float32), np.array(self._form["high"], np.float32)
+        return low + (action.reshape(low.shape) + 1.0) / 2.0 * (high - low)
 
 
 def load(path: str | os.PathLike, seed: int | None = None) -> LoadedPolicy:
     """The policy of a run; of one of its seeds, by default the first."""
-    policies = session.load_policies(store.open_run(path))
+    folder = store.open_run(path)
+    policies = session.load_policies(folder)
     seed = next(iter(policies)) if seed is None else seed
     if seed not in policies:
         raise ConfigError(f"seed = {seed}: this run has {', '.join(map(str, policies))}")
-    return LoadedPolicy(policies[seed])
+    return LoadedPolicy(policies[seed], action=folder.load_policy()[1].get("action"))

@@ -40,3 +40,7 @@ class Interrupted(TqpoError):
     def __init__(self, number: int, message: str):
         self.code = 128 + number
         super().__init__(f"{signal.Signals(number).name}: {message}")
+
+
+class EnvError(TqpoError, RuntimeError):
+    """A user's environment that breaks its contract or fails too often: names the environment, its step and what would work."""

@@ -13,11 +13,14 @@ for each way of evaluating (sampled, deterministic, in MuJoCo):
 | `seeds` | [{`seed`, scope, `returns` [N], `episode_costs` [N][channels], `lengths` [N]}], the raw episodes included |
 | `pooled` | scope: all episodes, as if each came from a seed drawn at random |
 | `over_seeds` | {`seeds`, `return`, `safety_prob`: [interval per constraint]}: the IQM, and how it varies from seed to seed |
-| `verdict` | {`word`, `sentence`, `seeds`} of the worst constraint, pooled; `seeds` counts their own verdicts. null without one |
+| `verdict` | {`word`, `sentence`, `seeds`}, pooled: the word of the worst constraint, a sentence on each, the worst first, and
+how the seeds' own verdicts on that one fell. null without constraints |
 
 A scope is {`episodes`, `length_mean`, `return`: bootstrap interval, `constraints`: [{`safe_episodes`, `safety_prob`:
 Clopper–Pearson interval, `episode_cost_quantile`: order-statistic interval, `episode_cost_mean`: bootstrap interval, `verdict`:
 {`word`, `sentence`, `more_episodes`}}]}. An interval is {`value`, `low`, `high`}; an end that cannot be bounded is null.
+
+A quantile constraint is judged by its safety probability, a mean constraint by its mean.
 
 Pooled intervals speak of these seeds: with as many episodes from each, the episodes vary no more than a binomial sample would
 (Hoeffding 1956). What training once more would give is `over_seeds`.
@@ -62,8 +65,10 @@ def summarise(
     """Everything that the episodes of each seed say, per seed and pooled; see the table above."""
     check(episodes, constraints, cost_names)
     parts = list(episodes.values())
-    per_seed = [{"seed": int(seed)} | scope(part, constraints, confidence) for seed, part in episodes.items()]
-    pooled = scope(Totals(*(np.concatenate(x) for x in zip(*parts, strict=True))), constraints, confidence)
+    per_seed = [
+        {"seed": int(seed)} | scope(part, constraints, confidence, cost_names) for seed, part in episodes.items()
+    ]
+    pooled = scope(Totals(*(np.concatenate(x) for x in zip(*parts, strict=True))), constraints, confidence, cost_names)
     return {
         "label": label,
         "deterministic": deterministic,
@@ -133,19 +138,25 @@ def plain(interval: Interval) -> dict[str, float | None]:
     return {name: float(x) if math.isfinite(x) else None for name, x in interval._asdict().items()}
 
 
-def scope(totals: Totals, constraints: Sequence[Constraint], confidence: float) -> dict[str, Any]:
+def scope(
+    totals: Totals, constraints: Sequence[Constraint], confidence: float, cost_names: Sequence[str]
+) -> dict[str, Any]:
     """Every statistic of some episodes."""
     n, found = len(totals.returns), []
     for c in constraints:
         costs, limit, safety = totals.costs[:, c.channel], float(c.limit), float(c.safety)
         safe = int((costs <= limit).sum())
-        said = statistics.verdict(safe, n, safety, confidence, f"stayed within the cost limit of {limit:g}")
+        mean, name = statistics.mean_interval(costs, confidence), cost_names[c.channel]
+        if c.kind == "mean":
+            said = statistics.mean_verdict(mean, n, limit, confidence, name)
+        else:
+            said = statistics.verdict(safe, n, safety, confidence, f"stayed within the {name} limit of {limit:g}")
         found.append(
             {
                 "safe_episodes": safe,
-                "safety_prob": plain(said.probability),
+                "safety_prob": plain(statistics.clopper_pearson(safe, n, confidence)),
                 "episode_cost_quantile": plain(statistics.quantile_interval(costs, safety, confidence)),
-                "episode_cost_mean": plain(statistics.mean_interval(costs, confidence)),
+                "episode_cost_mean": plain(mean),
                 "verdict": {"word": said.word, "sentence": said.sentence, "more_episodes": said.more_episodes},
             }
         )
@@ -164,4 +175,6 @@ def overall(pooled: dict[str, Any], per_seed: Sequence[dict[str, Any]]) -> dict[
     endings = {"meets": "s", "misses": "es", "cannot tell yet": ""}  # of one seed
     counts = [f"{n} {verbs[w].format(endings[w] if n == 1 else '')}" for w in verbs if (n := own.count(w))]
     seeds = "" if len(own) < 2 else f"Of the {len(own)} seeds on their own, {', '.join(counts)}."
-    return {"word": words[worst], "sentence": pooled["constraints"][worst]["verdict"]["sentence"], "seeds": seeds}
+    order = sorted(range(len(words)), key=lambda k: (k != worst, k))
+    sentences = [pooled["constraints"][k]["verdict"]["sentence"] for k in order]
+    return {"word": words[worst], "sentence": " ".join(sentences), "seeds": seeds}

@@ -14,7 +14,7 @@ from tqpo.errors import ConfigError
 from tqpo.playback import record_episode
 from tqpo.report import Report, write_report
 from tqpo.session import Job, constraints, evaluate_run, evaluation_key, load_policies
-from tqpo.types import Key
+from tqpo.types import Env, Key
 from tqpo.video import write_video
 
 EVALUATION = "evaluation.json"
@@ -23,7 +23,7 @@ EVERY = 4  # steps between two frames of a video
 
 def label_of(job: Job) -> str:
     named = job.algo if job.preset == "fast" else f"{job.algo} ({job.preset})"
-    return f"{named} {job.safety:.0%}"
+    return f"{named} {job.goal()}"
 
 
 def curves_of(folder: store.Run, label: str | None = None) -> list[plots.Curve]:
@@ -37,7 +37,8 @@ def curves_of(folder: store.Run, label: str | None = None) -> list[plots.Curve]:
     table = {name: x[: length * runs].reshape(length, runs) for name, x in columns.items()}
     first = {name.removesuffix(".0"): x for name, x in table.items() if name.endswith(".0")}
     shown = {name: x for name, x in table.items() if "." not in name} | first
-    info = plots.RunInfo(label or label_of(job), job.cost_limit, job.safety)
+    asked = job.asked()[0]
+    info = plots.RunInfo(label or label_of(job), float(asked.limit), float(asked.safety))
     return plots.make_curves(shown, table["step"][:, 0], [info] * runs)
 
 
@@ -84,6 +85,13 @@ def write_episode(
     seed = next(iter(policies)) if seed is None else seed
     if seed not in policies:
         raise ConfigError(f"seed = {seed}: this run has {', '.join(map(str, policies))}")
+    if not isinstance(env, Env):
+        from tqpo import hosted
+
+        host: Any = env
+        return write_video(path, *hosted.film(host, policies[seed], evaluation_key(seed), episode, deterministic))
+    if not isinstance(env, Task):
+        raise ConfigError(f"{job.task} is a JAX environment of your own: there is no picture of it to draw")
     film = {"jax": drawn_frames, "mujoco": filmed_frames}.get(physics)
     if film is None:
         raise ConfigError(f"physics = {physics!r}: jax or mujoco")
@@ -122,15 +130,17 @@ def filmed_frames(env: Task, policy: Policy, key: Key, episode: int, determinist
 def write_page(folder: store.Run, path: pathlib.Path) -> pathlib.Path:
     """The run as one page."""
     job = Job.from_description(folder.config)
-    env, episodes = job.env(), []
+    env, episodes, limit = job.env(), [], float(constraints(job)[0].limit)
     for seed, policy in list(load_policies(folder).items())[:3]:
+        if not isinstance(env, Task):
+            break  # the player draws our tasks only
         title = f"seed {seed}, the first evaluated episode"
-        episodes.append(record_episode(env, policy, evaluation_key(seed), cost_limit=job.cost_limit, title=title))
+        episodes.append(record_episode(env, policy, evaluation_key(seed), cost_limit=limit, title=title))
     session = folder.manifest.get("sessions", [{}])[-1]
-    limit = constraints(job)[0].limit
+    goal = job.goal() if job.constraints else f"Pr[episode cost ≤ {limit:g}] ≥ {job.safety:.0%}"
     report = Report(
         title=f"{job.algo} on {job.task}",
-        subtitle=f"Return at its best while Pr[episode cost ≤ {limit:g}] ≥ {job.safety:.0%}",
+        subtitle=f"Return at its best while {goal}",
         evaluations=evaluations_of(folder),
         curves=curves_of(folder),
         episodes=episodes,

@@ -10,6 +10,8 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from tqpo.algorithms.settings import Constraint
+
 ROWS = 12  # runs shown one by one
 LINE_EVERY = 5.0  # s between plain lines
 
@@ -17,9 +19,10 @@ LINE_EVERY = 5.0  # s between plain lines
 class View:
     """Shows a group of runs; used as a context manager."""
 
-    def __init__(self, title: str, seeds: Sequence[int], iterations: int, limit: float, safety: float, quiet: bool):
-        self.title, self.seeds, self.iterations = title, list(seeds), iterations
-        self.limit, self.safety = limit, safety
+    def __init__(
+        self, title: str, seeds: Sequence[int], iterations: int, constraints: Sequence[Constraint], quiet: bool
+    ):
+        self.title, self.seeds, self.iterations, self.constraints = title, list(seeds), iterations, constraints
         self.console = Console(quiet=quiet, stderr=False)
         self.started = self.last_line = time.monotonic()
         self.first_iteration: int | None = None
@@ -71,8 +74,10 @@ class View:
             self.say(self.line(iteration, last))
 
     def line(self, iteration: int, last: dict[str, np.ndarray]) -> str:
-        means = {name: float(np.mean(first(last[name]))) for name in COLUMNS if name in last}
-        parts = "  ".join(f"{COLUMNS[name][0]} {COLUMNS[name][1].format(value)}" for name, value in means.items())
+        shown = {name: per_constraint(last[name]).mean(0) for name in COLUMNS if name in last}
+        parts = "  ".join(
+            f"{COLUMNS[name][0]} {' | '.join(COLUMNS[name][1].format(v) for v in x)}" for name, x in shown.items()
+        )
         return f"{iteration:>5}/{self.iterations}  {parts}  {self.rate:,.0f} steps/s"
 
     def table(self, last: dict[str, np.ndarray]) -> Table:
@@ -82,21 +87,24 @@ class View:
         for name in shown:
             table.add_column(COLUMNS[name][0], justify="right")
         for place, seed in list(enumerate(self.seeds))[:ROWS]:
-            table.add_row(str(seed), *(self.cell(name, float(first(last[name])[place])) for name in shown))
+            table.add_row(str(seed), *(self.cell(name, per_constraint(last[name])[place]) for name in shown))
         if len(self.seeds) > 1:
-            means = (self.cell(name, float(np.mean(first(last[name])))) for name in shown)
+            means = (self.cell(name, per_constraint(last[name]).mean(0)) for name in shown)
             table.add_row("mean", *means, style="bold")
-        goal = {"episode_cost_quantile": f"≤ {self.limit:g}", "safety_prob": f"≥ {self.safety:.1%}"}
-        table.add_row("asked", *(goal.get(name, "") for name in shown), style="dim")
+        table.add_row("asked", *(" | ".join(goal(name, c) for c in self.constraints) for name in shown), style="dim")
         return table
 
-    def cell(self, name: str, value: float) -> str:
-        text = COLUMNS[name][1].format(value)
-        good = {
-            "safety_prob": lambda: value >= self.safety,
-            "episode_cost_quantile": lambda: value <= self.limit,
-        }.get(name)
-        return text if good is None else f"[{'green' if good() else 'red'}]{text}[/]"
+    def cell(self, name: str, values: np.ndarray) -> str:
+        """A value per constraint, coloured by whether it is as asked."""
+        parts = []
+        for k, value in enumerate(values.tolist()):
+            text = COLUMNS[name][1].format(value)
+            asked = self.constraints[k] if k < len(self.constraints) and goal(name, self.constraints[k]) else None
+            if asked is not None:
+                good = value >= asked.safety if name == "safety_prob" else value <= asked.limit
+                text = f"[{'green' if good else 'red'}]{text}[/]"
+            parts.append(text)
+        return " | ".join(parts)
 
 
 COLUMNS = {
@@ -108,6 +116,13 @@ COLUMNS = {
 }
 
 
-def first(x: np.ndarray) -> np.ndarray:
-    """The first constraint's column of a metric [runs] or [runs, K]."""
-    return x if x.ndim == 1 else x[:, 0]
+def goal(name: str, c: Constraint) -> str:
+    """What a constraint asks of a column, if anything."""
+    if c.kind == "mean":
+        return f"≤ {c.limit:g}" if name == "episode_cost_mean" else ""
+    return {"episode_cost_quantile": f"≤ {c.limit:g}", "safety_prob": f"≥ {c.safety:.1%}"}.get(name, "")
+
+
+def per_constraint(x: np.ndarray) -> np.ndarray:
+    """A metric [runs] or [runs, K] as [runs, K]."""
+    return np.asarray(x, float).reshape(len(x), -1)

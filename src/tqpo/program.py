@@ -4,9 +4,12 @@ A *run* is an environment, an algorithm, a config and a seed. Runs whose structu
 trains all of them, whatever their seeds, levels, limits, gains or tilts. All randomness of a run comes from its own seed, so
 it is the same run alone or in a group, up to the order of floating-point sums.
 
+Environments on the host are collected from in Python (`collecting`), one iteration to a chunk.
+
 This module neither prints nor writes: `run` hands every chunk to a callback.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -18,13 +21,13 @@ import numpy as np
 
 from tqpo import algorithms
 from tqpo.errors import ConfigError, TqpoError
-from tqpo.types import Env, PyTree
+from tqpo.types import Env, PyTree, Spec
 
 Metrics = dict[str, np.ndarray]  # name → [iterations, runs, …]
 
 
 class Run(NamedTuple):
-    env: Env
+    env: Spec
     algorithm: str
     config: Any
     seed: int
@@ -34,7 +37,7 @@ class Run(NamedTuple):
 class Group:
     """Runs that one program can train: run i has configs[i] and seeds[i]."""
 
-    env: Env
+    env: Spec
     algorithm: str
     configs: tuple[Any, ...]
     seeds: tuple[int, ...]
@@ -62,6 +65,7 @@ class Chunk(NamedTuple):
     iteration: int  # iterations done so far
     state: PyTree  # [runs, …]
     metrics: Metrics  # of this chunk
+    faults: tuple[str, ...] = ()  # reports of environments on the host that were restarted
 
 
 class Failure(NamedTuple):
@@ -101,7 +105,7 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     ]
 
 
-def product(env: Env, algorithm: str, configs: Sequence[Any], seeds: Sequence[int]) -> Group:
+def product(env: Spec, algorithm: str, configs: Sequence[Any], seeds: Sequence[int]) -> Group:
     """Every config with every seed."""
     pairs = [(config, seed) for config in configs for seed in seeds]
     return Group(env, algorithm, *zip(*pairs, strict=True))
@@ -122,13 +126,13 @@ def init_group(group: Group) -> PyTree:
 
 
 @functools.lru_cache(maxsize=64)
-def _init_program(env: Env, algorithm: str):
+def _init_program(env: Spec, algorithm: str):
     init = algorithms.get(algorithm).init
     return jax.jit(jax.vmap(lambda seed, config: init(jax.random.key(seed), env, config)))
 
 
 @functools.lru_cache(maxsize=64)
-def make_chunk(env: Env, algorithm: str, iterations: int, donate: bool = True):
+def make_chunk(env: Any, algorithm: str, iterations: int, donate: bool = True):
     """The compiled (states, configs) → (states, metrics [iterations, runs, …]); compiled once per structure.
 
     With `donate` the states passed in are used up.
@@ -169,19 +173,32 @@ def run(
     configs = stack_configs(group.configs)
     state = init_group(group) if state is None else state
     done, collected = 0, []
-    while done < iterations:
-        length = min(chunk, iterations - done)
-        before = state
-        program = make_chunk(group.env, group.algorithm, length, donate=max_skips is None)
-        state, metrics = program(state, configs)
-        done += length
-        collected.append(jax.tree.map(np.asarray, metrics))
-        seen = Chunk(done, state, collected[-1])
-        if max_skips is not None:
-            check_finite(group, before, seen, max_skips)
-        if on_chunk is not None and on_chunk(seen):
-            break
+    with _on_host(group, state) as collector:
+        while done < iterations:
+            length = min(chunk, iterations - done) if collector is None else 1
+            before = state
+            program = collector or make_chunk(group.env, group.algorithm, length, donate=max_skips is None)
+            state, metrics = program(state, configs)
+            done += length
+            collected.append(jax.tree.map(np.asarray, metrics))
+            faults = () if collector is None else tuple(collector.hosts.take_reports())
+            seen = Chunk(done, state, collected[-1], faults)
+            if max_skips is not None:
+                check_finite(group, before, seen, max_skips)
+            if on_chunk is not None and on_chunk(seen):
+                break
     return state, {name: np.concatenate([m[name] for m in collected]) for name in collected[0]}
+
+
+def _on_host(group: Group, state: PyTree) -> contextlib.AbstractContextManager[Any]:
+    """What collects the batches of a group whose environments live on the host; None of one in JAX, whose program does."""
+    if isinstance(group.env, Env):
+        return contextlib.nullcontext()
+    from tqpo.collecting import Collector
+
+    start = int(state.learner.iteration[0])  # a resumed run meets other episodes
+    env: Any = group.env
+    return Collector(env, group.algorithm, group.configs[0].learner, group.seeds, start)
 
 
 def check_finite(group: Group, before: PyTree, chunk: Chunk, max_skips: int) -> None:

@@ -1,114 +1,40 @@
 """A training job from the first step to the verdict: folder, live view, checkpoints, signals, evaluation.
 
-A `Job` is plain data; everything that follows from it (task, configs, program) is derived, and `config.json` keeps both, so that a
-job that is resumed can be held against the one that was begun.
+`config.json` keeps the `Job` and all that was derived from it, so that a job that is resumed can be held against the one that was
+begun. Environments on the host begin anew when a run is resumed.
 """
 
 import contextlib
 import dataclasses
-import math
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
+from rich.markup import escape
 
 from tqpo import evaluation, networks, statistics, store
-from tqpo.acting import ActorPolicy, Progress
-from tqpo.algorithms.presets import VARIANTS, preset
+from tqpo.acting import ActorPolicy, Policy, Progress, Totals
 from tqpo.algorithms.settings import Constraint
-from tqpo.envs import Task, make
+from tqpo.envs import Task
 from tqpo.errors import ConfigError, Interrupted, StoreError, TqpoError
-from tqpo.events import EventWriter
+from tqpo.job import Job
 from tqpo.live import View
 from tqpo.normalize import Moments
-from tqpo.program import Chunk, Group, NonFiniteError, init_group, run
-from tqpo.types import PyTree
+from tqpo.program import Chunk, Group, Metrics, NonFiniteError, init_group, run
+from tqpo.sinks import Sinks
+from tqpo.types import Env, Key, PyTree, Spec
 
 CHECKPOINTS_KEPT = 3
 EVALUATION_SEED = 1_000_003  # episodes of an evaluation share no key with training
 SELECTION_SEED = 2_000_003  # nor with those that choose among snapshots
-SELECTION_EPISODES = 384
 SELECTION_CONFIDENCE = 0.9  # two-sided: who is chosen for being best is worse than it looks
-SNAPSHOT_SHARE = 1 / 3  # of training, at its end, in which snapshots are taken
+FAULTS = "faults.txt"  # reports of environments on the host that were restarted
 
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """What to train. `settings` are settings of the algorithm by name, `task_settings` fields of the task's config."""
-
-    task: str = "SimpleEnv"
-    algo: str = "tqpo"
-    preset: str = "fast"
-    safety: float = 0.9
-    cost_limit: float = 15.0
-    seeds: tuple[int, ...] = (0,)
-    steps: int = 5_000_000
-    snapshots: int = 8  # policies from the last third of training that the final one is chosen from; 1: the last
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    task_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.safety < 1:
-            raise ConfigError(f"safety = {self.safety}: a probability strictly between 0 and 1, such as 0.9")
-        if not (self.cost_limit >= 0 and math.isfinite(self.cost_limit)):
-            raise ConfigError(f"cost_limit = {self.cost_limit}: a number that is not negative")
-        if self.steps < 1:
-            raise ConfigError(f"steps = {self.steps}: at least 1")
-        if self.snapshots < 1:
-            raise ConfigError(f"snapshots = {self.snapshots}: at least 1")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
-            raise ConfigError(f"seeds = {self.seeds}: at least one, all different, none negative")
-
-    @property
-    def base_algorithm(self) -> str:
-        return VARIANTS.get(self.algo, (self.algo, {}))[0]
-
-    def config(self) -> Any:
-        return preset(self.preset, self.algo, safety=self.safety, cost_limit=self.cost_limit, **self.settings)
-
-    def env(self) -> Task:
-        return make(self.task, **self.task_settings)
-
-    def group(self) -> Group:
-        return Group(self.env(), self.base_algorithm, (self.config(),) * len(self.seeds), self.seeds)
-
-    @property
-    def iterations(self) -> int:
-        learner = self.config().learner
-        return math.ceil(self.steps / (learner.n_envs * learner.n_steps))
-
-    @property
-    def snapshot_iterations(self) -> list[int]:
-        """When snapshots are taken; the last is the end."""
-        start = self.iterations * (1 - SNAPSHOT_SHARE)
-        return sorted({round(x) for x in np.linspace(start, self.iterations, self.snapshots + 1)[1:]})
-
-    def describe(self) -> dict[str, Any]:
-        """As `config.json` keeps it: the job, and all that followed from it."""
-        derived = {"algorithm": dataclasses.asdict(self.config()), "task": dataclasses.asdict(self.env().config)}
-        return {"job": dataclasses.asdict(self), "derived": derived}
-
-    @staticmethod
-    def from_description(config: Mapping[str, Any]) -> "Job":
-        try:
-            fields = dict(config["job"])
-            return Job(**{**fields, "seeds": tuple(fields["seeds"]), **tuples(fields)})
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"config.json is not that of a training job: {error}") from None
-
-
-def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they were before JSON made lists of their tuples."""
-
-    def fix(value: Any) -> Any:
-        return tuple(fix(x) for x in value) if isinstance(value, list) else value
-
-    return {name: {k: fix(v) for k, v in fields.get(name, {}).items()} for name in ("settings", "task_settings")}
+Callback = Callable[[int, Metrics], Any]  # iterations done, metrics [iterations, runs, …] of the last chunk; True: stop
 
 
 @contextlib.contextmanager
@@ -135,13 +61,14 @@ def listening() -> Iterator[list[int]]:
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """How a job is run, none of which changes its result."""
+    """How a job is run, none of which changes its result, but for a callback that stops it."""
 
     quiet: bool = False
     chunk: int | None = None  # iterations between two looks of the host; None: 1 on a CPU, 8 on a GPU
     checkpoint_every: int = 20  # iterations
     max_skips: int = 50  # updates in a row that are not finite, before a run stops
     wandb: str | None = None  # a Weights & Biases project
+    callback: Callback | None = None
 
     def __post_init__(self) -> None:
         if self.checkpoint_every < 1:
@@ -191,18 +118,19 @@ def plain(value: Any) -> Any:
 def _train(job: Job, group: Group, folder: store.Run, state: PyTree, done: int, host: Host) -> store.Run:
     learner = group.configs[0].learner
     per_iteration = learner.n_envs * learner.n_steps
-    title = f"{job.algo} on {job.task}, {job.safety:.0%} safe"
-    view = View(title, job.seeds, job.iterations, job.cost_limit, job.safety, host.quiet)
-    sinks = Sinks(folder, job, done * per_iteration, host, view)
-    clock = time.monotonic()
+    title = f"{job.algo} on {job.task}, {job.goal()}{'' if job.constraints else ' safe'}"
+    view = View(title, job.seeds, job.iterations, job.asked(), host.quiet)
+    sinks = Sinks(folder, job, done * per_iteration, host.wandb, view)
+    clock, last = time.monotonic(), done
 
     def save(iteration: int, state: PyTree) -> None:
         folder.save_checkpoint(state, {"step": iteration * per_iteration, "iteration": iteration}, CHECKPOINTS_KEPT)
 
     def on_chunk(chunk: Chunk) -> bool:
-        nonlocal clock
+        nonlocal clock, last
         length = len(chunk.metrics["steps"])
-        iteration = done + chunk.iteration
+        last = iteration = done + chunk.iteration
+        report_faults(folder, view, chunk.faults)
         rows = store.rows_of_chunk(chunk.metrics, job.seeds, iteration - length, per_iteration)
         folder.append_metrics(rows)
         sinks.write(iteration * per_iteration, chunk.metrics)
@@ -213,13 +141,14 @@ def _train(job: Job, group: Group, folder: store.Run, state: PyTree, done: int, 
             if iteration - length < moment <= iteration:
                 folder.save_snapshot(moment, policies_of(chunk.state))
         crossed = iteration // host.checkpoint_every > (iteration - length) // host.checkpoint_every
-        if crossed or heard or iteration >= job.iterations:
+        stop = host.callback is not None and host.callback(iteration, chunk.metrics) is True
+        if crossed or heard or stop or iteration >= job.iterations:
             save(iteration, chunk.state)
         if heard:
             raise Interrupted(
                 heard[0], f"stopped after iteration {iteration}; go on with: tqpo train --resume {folder.folder}"
             )
-        return False
+        return stop
 
     try:
         with view, listening() as heard:
@@ -232,8 +161,19 @@ def _train(job: Job, group: Group, folder: store.Run, state: PyTree, done: int, 
         raise
     finally:
         sinks.close()
-    choose_policies(folder, job, group, policies_of(state), view)
+    choose_policies(folder, job, group, policies_of(state), last, view)
     return folder
+
+
+def report_faults(folder: store.Run, view: View, reports: tuple[str, ...]) -> None:
+    """A line to read now, the traceback in a file."""
+    if not reports:
+        return
+    path = folder.path(FAULTS)
+    before = path.read_text() if path.exists() else ""
+    folder.write_file(FAULTS, (before + "\n\n".join([*reports, ""])).encode())
+    for report in reports:
+        view.say(f"[yellow]restarted[/] {escape(report.splitlines()[0])} (more in {path})")
 
 
 def policies_of(state: PyTree) -> ActorPolicy:
@@ -241,37 +181,66 @@ def policies_of(state: PyTree) -> ActorPolicy:
     return ActorPolicy(state.learner.network.actor, state.learner.moments)
 
 
-def choose_policies(folder: store.Run, job: Job, group: Group, final: ActorPolicy, view: View) -> None:
-    """Saves the best snapshot of each seed: the highest return among those that are safe with some confidence, in episodes that
-    no evaluation uses; where none is, the safest. λ keeps moving, so the last iterate is rarely the best."""
+def choose_policies(folder: store.Run, job: Job, group: Group, final: ActorPolicy, last: int, view: View) -> None:
+    """Saves the best snapshot of each seed: the highest return among those that keep every constraint with some confidence, in
+    episodes that no evaluation uses; where none does, the one that misses by least. λ keeps moving, so the last iterate, of
+    iteration `last`, is rarely the best."""
     moments, tried = [], []
-    for moment in job.snapshot_iterations[:-1]:
+    for moment in (m for m in job.snapshot_iterations if m < last):
         try:
             tried.append(folder.load_snapshot(moment, final))
             moments.append(moment)
         except StoreError as error:
             view.say(f"[yellow]a snapshot is left out:[/] {error}")
-    moments, tried = [*moments, job.iterations], [*tried, final]
-    limit = constraints(job)[0]
+    moments, tried = [*moments, last], [*tried, final]
+    asked, episodes = job.asked(), job.selection_episodes
     chosen, facts = [], []
     if len(tried) > 1:
-        view.say(f"choosing among {len(tried)} snapshots, {SELECTION_EPISODES} episodes each …")
+        view.say(f"choosing among {len(tried)} snapshots, {episodes} episodes each …")
     for place, seed in enumerate(job.seeds):
         key = jax.random.fold_in(jax.random.key(SELECTION_SEED), seed)
         scores = []
         for stacked in tried if len(tried) > 1 else []:
             policy = jax.tree.map(lambda x, i=place: x[i], stacked)
-            found = evaluation.run_episodes(group.env, policy, key, SELECTION_EPISODES)
-            safe = int((found.costs[:, limit.channel] <= limit.limit).sum())
-            low = statistics.clopper_pearson(safe, SELECTION_EPISODES, SELECTION_CONFIDENCE).low
-            scores.append((bool(low >= job.safety), float(found.returns.mean()) if low >= job.safety else safe, safe))
+            found, _ = fresh_episodes(group.env, policy, key, episodes)
+            kept, slack = zip(*(keeps(c, found) for c in asked), strict=True) if asked else ((True,), (0.0,))
+            safe = float((found.costs[:, asked[0].channel] <= asked[0].limit).mean()) if asked else 1.0
+            scores.append((all(kept), float(found.returns.mean()) if all(kept) else min(slack), safe))
         best = max(range(len(scores)), key=lambda i: scores[i][:2]) if scores else len(tried) - 1
         chosen.append(jax.tree.map(lambda x, i=place: x[i], tried[best]))
-        shares = {str(i): s[2] / SELECTION_EPISODES for i, s in zip(moments, scores, strict=False)}
+        shares = {str(i): s[2] for i, s in zip(moments, scores, strict=False)}
         facts.append({"seed": seed, "iteration": moments[best], "safe_share_of_snapshots": shares})
-        view.say(f"seed {seed}: the policy of iteration {moments[best]} of {job.iterations} is kept")
+        view.say(f"seed {seed}: the policy of iteration {moments[best]} of {last} is kept")
     stacked = jax.tree.map(lambda *x: jax.numpy.stack(x), *chosen)
     save_policies(folder, job, group, stacked, facts)
+
+
+def keeps(c: Constraint, found: Totals) -> tuple[bool, float]:
+    """Whether episodes keep a constraint with some confidence, and by how much their own share or mean does."""
+    costs, limit = found.costs[:, c.channel], float(c.limit)
+    if c.kind == "mean":
+        high = statistics.mean_interval(costs, SELECTION_CONFIDENCE).high
+        return bool(high <= limit), float((limit - costs.mean()) / max(limit, 1e-9))
+    safe = int((costs <= limit).sum())
+    low = statistics.clopper_pearson(safe, len(costs), SELECTION_CONFIDENCE).low
+    return bool(low >= c.safety), safe / len(costs) - float(c.safety)
+
+
+def fresh_episodes(
+    env: Spec,
+    policy: Policy,
+    key: Key,
+    episodes: int,
+    deterministic: bool = False,
+    progress: Progress | None = None,
+) -> tuple[Totals, list[str]]:
+    """Episodes of a policy wherever the environment runs, and the reports of faults among them."""
+    if isinstance(env, Env):
+        return evaluation.run_episodes(env, policy, key, episodes, deterministic=deterministic, progress=progress), []
+    from tqpo import hosted
+
+    host: Any = env
+    return hosted.run_episodes(host, policy, key, episodes, deterministic=deterministic, progress=progress)
 
 
 def _bundle(folder: store.Run, error: NonFiniteError) -> TqpoError:
@@ -286,72 +255,28 @@ def _bundle(folder: store.Run, error: NonFiniteError) -> TqpoError:
     return TqpoError(f"{error}; what reproduces it is in {folder.folder / 'failure'}")
 
 
-class Sinks:
-    """TensorBoard and, if asked, Weights & Biases. One that fails is dropped with a message; training goes on."""
-
-    def __init__(self, folder: store.Run, job: Job, step: int, host: Host, view: View):
-        self.job, self.view = job, view
-        self.writers: dict[str, Any] = {}
-        with self.forgiving("TensorBoard"):
-            for seed in job.seeds:
-                self.writers[f"seed-{seed}"] = EventWriter(
-                    folder.path(f"events/seed-{seed}"), step + 1 if step else None
-                )
-        self.wandb: Any = None
-        if host.wandb:
-            with self.forgiving("Weights & Biases"):
-                import wandb  # pyright: ignore[reportMissingImports]
-
-                self.wandb = wandb.init(project=host.wandb, config=job.describe(), resume="allow", id=folder.id)
-
-    @contextlib.contextmanager
-    def forgiving(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            self.view.say(f"[yellow]{name} failed and is left out from here on:[/] {error}")
-            self.writers = {} if name == "TensorBoard" else self.writers
-            self.wandb = None if name != "TensorBoard" else self.wandb
-
-    def write(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
-        last = {name: np.asarray(x[-1], float).reshape(len(self.job.seeds), -1) for name, x in metrics.items()}
-        scalars = [
-            {
-                name if x.shape[1] == 1 else f"{name}/{k}": float(x[i, k])
-                for name, x in last.items()
-                for k in range(x.shape[1])
-            }
-            for i in range(len(self.job.seeds))
-        ]
-        with self.forgiving("TensorBoard"):
-            for writer, values in zip(self.writers.values(), scalars, strict=False):
-                writer.scalars(step, values)
-        if self.wandb is not None:
-            with self.forgiving("Weights & Biases"):
-                named = {
-                    f"seed-{s}/{k}": v for s, row in zip(self.job.seeds, scalars, strict=True) for k, v in row.items()
-                }
-                self.wandb.log(named, step=step)
-
-    def close(self) -> None:
-        with self.forgiving("TensorBoard"):
-            for writer in self.writers.values():
-                writer.close()
-        if self.wandb is not None:
-            with self.forgiving("Weights & Biases"):
-                self.wandb.finish()
-
-
 def save_policies(folder: store.Run, job: Job, group: Group, policies: ActorPolicy, chosen: list) -> None:
     """The policies of all seeds with their frozen normalisers, [runs, …], in one file."""
     description = {
         "network": dataclasses.asdict(group.configs[0].learner.network),
         "obs_size": group.env.obs_size,
         "action_size": group.env.action_size,
+        "discrete": group.env.discrete,
+        "action": action_form(group.env),
         "seeds": list(job.seeds),
         "chosen": chosen,
     }
     folder.save_policy(policies, description)
+
+
+def action_form(env: Spec) -> dict[str, Any] | None:
+    """How an action becomes what an environment on the host takes; None: as it is."""
+    if isinstance(env, Env):
+        return None
+    from tqpo.hosting.spec import border_of
+
+    host: Any = env
+    return border_of(host).describe_action()
 
 
 def template(description: Mapping[str, Any]) -> ActorPolicy:
@@ -364,7 +289,8 @@ def template(description: Mapping[str, Any]) -> ActorPolicy:
         raise StoreError(f"policy.json does not describe a policy: {error}") from None
 
     def build(key):
-        actor = networks.make_network(key, spec, obs, action, {}).actor
+        discrete = bool(description.get("discrete", False))
+        actor = networks.make_network(key, spec, obs, action, {}, discrete=discrete).actor
         return ActorPolicy(actor, Moments(*(jax.numpy.zeros(s) for s in ((obs,), (obs,), ()))))
 
     return eqx.filter_eval_shape(jax.vmap(build), jax.random.split(jax.random.key(0), runs))
@@ -378,7 +304,8 @@ def load_policies(folder: store.Run) -> dict[int, ActorPolicy]:
 
 
 def constraints(job: Job) -> tuple[Constraint, ...]:
-    return job.config().constraints
+    """Those that a policy is judged by."""
+    return job.asked()
 
 
 def evaluation_key(seed: int) -> jax.Array:
@@ -396,10 +323,13 @@ def evaluate_run(
     """Fresh episodes of every seed's policy, summed up; see `evaluate` for the form."""
     job = Job.from_description(folder.config)
     env = job.env()
-    totals = {}
+    totals, faults = {}, []
+    ours = isinstance(env, Task)
+    if physics not in (("jax", "mujoco") if ours else ("jax",)):
+        raise ConfigError(f"physics = {physics!r}: {'jax or mujoco' if ours else f'{job.task} has its own'}")
     for seed, policy in load_policies(folder).items():
         key = evaluation_key(seed)
-        if physics == "mujoco":
+        if physics == "mujoco" and isinstance(env, Task):
             from tqpo.envs.mujoco import MujocoTask
 
             make_twin = eqx.Partial(MujocoTask, env.config)
@@ -412,13 +342,14 @@ def evaluate_run(
                 workers=os.cpu_count() or 1,
                 progress=progress,
             )
-        elif physics == "jax":
-            found = evaluation.run_episodes(env, policy, key, episodes, deterministic=deterministic, progress=progress)
         else:
-            raise ConfigError(f"physics = {physics!r}: jax or mujoco")
+            found, reports = fresh_episodes(env, policy, key, episodes, deterministic, progress)
+            faults += reports
         totals[seed] = found
-    how = f"{'deterministic' if deterministic else 'sampled'} actions, {physics} physics"
+    how = f"{'deterministic' if deterministic else 'sampled'} actions{f', {physics} physics' if ours else ''}"
     settings = {"task": job.task, "algo": job.algo, "physics": physics, "episodes_per_seed": episodes}
+    if faults:
+        settings["faults"] = faults
     return evaluation.summarise(
-        totals, constraints(job), env.cost_names, deterministic=deterministic, label=how, settings=settings
+        totals, job.asked(), env.cost_names, deterministic=deterministic, label=how, settings=settings
     )

@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
 
     word: str
     sentence: str
-    probability: Interval
+    probability: Interval  # or that of the mean, in a verdict on a mean
     more_episodes: int | None
 
 
@@ -182,6 +182,22 @@ def verdict(
         else f"If the share stays as it is, about {two_digits(more):,} more episode{'s' * (more > 1)} would settle it."
     )
     return Verdict(found, f"{sentence}, which leaves open whether it reaches {wanted}. {advice}", probability, more)
+
+
+def mean_verdict(found: Interval, n: int, limit: float, confidence: float = 0.95, name: str = "cost") -> Verdict:
+    """Is the mean behind an interval within a limit?"""
+    said = "meets" if found.high <= limit else "misses" if found.low > limit else "cannot tell yet"
+    ends = {
+        "meets": f"within the limit of {limit:g}.",
+        "misses": f"above the limit of {limit:g}.",
+        "cannot tell yet": f"which leaves open whether it is within {limit:g}. More episodes would narrow it.",
+    }
+    sentence = (
+        f"The mean episode {name} of {n:,} episodes is {found.value:.4g}. With {100 * confidence:g}% confidence, the true mean is "
+        f"between {found.low:.4g} and {found.high:.4g}"
+    )
+    joint = ", " if said == "cannot tell yet" else ": "
+    return Verdict(said, sentence + joint + ends[said], found, None if said == "cannot tell yet" else 0)
 
 
 def percentages(probability: Interval, level: float) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 from tqpo.algorithms import ALGORITHMS, ppo, ppo_lag, qcpo, tqpo
 from tqpo.algorithms.dual import DualConfig
 from tqpo.algorithms.learner import LearnerConfig
-from tqpo.algorithms.settings import Constraint, replace
+from tqpo.algorithms.settings import Constraint, field_names, replace
 from tqpo.errors import UnknownNameError
 from tqpo.multiplier import Tilt
 from tqpo.networks import NetworkSpec
@@ -76,6 +76,21 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 
+# What a preset changes for environments on the host, whose steps are dear: fewer of them, used more often.
+HOST: dict[str, dict[str, Any]] = {
+    "fast": {
+        "n_envs": 8,
+        "n_steps": 512,
+        "epochs": 10,
+        "minibatches": 32,
+        "normalize_advantage": True,  # rewards of any scale
+        "episode_window": 50,
+        "step_window": 8192,  # two batches
+        "step_stride": 1,
+    },
+    "paper": {},
+}
+
 # What each variant changes.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qcpo-tilt": ("qcpo", {"tilt": Tilt.ADAPTIVE}),
@@ -101,15 +116,18 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
 }
 
 
-def preset(name: str = "fast", algorithm: str = "tqpo", **changes: Any) -> Any:
-    """The config of an algorithm or variant, with settings changed by name (`settings.replace`)."""
+def preset(name: str = "fast", algorithm: str = "tqpo", *, host: bool = False, **changes: Any) -> Any:
+    """The config of an algorithm or variant, with settings changed by name (`settings.replace`); with `host`, for
+    environments on the host."""
     if name not in PRESETS:
         raise UnknownNameError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
     base, variant = VARIANTS.get(algorithm, (algorithm, {}))
     if base not in PRESETS[name]:
         known = ", ".join([*ALGORITHMS, *VARIANTS])
         raise UnknownNameError(f"no algorithm {algorithm!r}; there are {known}")
-    return replace(PRESETS[name][base], **(variant | changes))
+    config = PRESETS[name][base]
+    usual = {k: v for k, v in HOST[name].items() if k in field_names(config)} if host else {}
+    return replace(config, **(usual | variant | changes))
 
 
 def scheduled(config: Any, steps: ThreeTimescales) -> Any:

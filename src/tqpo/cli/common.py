@@ -63,6 +63,13 @@ def interval(found: dict, form: str) -> str:
     return f"{form.format(found['value'])} [{low}, {high}]".replace("[", "\\[")
 
 
+def constraint_text(asked: dict) -> str:
+    """A constraint of an evaluation in a few words."""
+    if asked["kind"] == "mean":
+        return f"mean {asked['name']} ≤ {asked['cost_limit']:g}"
+    return f"Pr\\[{asked['name']} ≤ {asked['cost_limit']:g}] ≥ {asked['safety']:.0%}"
+
+
 def show_evaluation(found: dict) -> None:
     from rich.table import Table
 
@@ -72,17 +79,21 @@ def show_evaluation(found: dict) -> None:
     scopes = [(str(s["seed"]), s) for s in found["seeds"]]
     if len(scopes) > 1:
         scopes.append(("all", found["pooled"]))
+    several = len(found["constraints"]) > 1
+    if several:
+        table.add_column("constraint")
     for name, scope in scopes:
-        c = scope["constraints"][0]
-        table.add_row(
-            name,
-            f"{scope['episodes']:,}",
-            interval(scope["return"], "{:.2f}"),
-            interval(c["safety_prob"], "{:.1%}"),
-            interval(c["episode_cost_quantile"], "{:.0f}"),
-            interval(c["episode_cost_mean"], "{:.1f}"),
-            c["verdict"]["word"],
-        )
+        for k, c in enumerate(scope["constraints"]):
+            table.add_row(
+                name,
+                f"{scope['episodes']:,}",
+                interval(scope["return"], "{:.2f}"),
+                interval(c["safety_prob"], "{:.1%}"),
+                interval(c["episode_cost_quantile"], "{:.0f}"),
+                interval(c["episode_cost_mean"], "{:.1f}"),
+                c["verdict"]["word"],
+                *([constraint_text(found["constraints"][k])] if several else []),
+            )
     console = wide_console()
     console.print(table)
     if found["verdict"]:

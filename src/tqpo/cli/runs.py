@@ -78,18 +78,19 @@ class Compare:
             if not found:
                 raise ConfigError(f"{folder.folder} has no evaluation: run tqpo evaluate {folder.folder}")
             pooled = found[0]["pooled"]
-            c = pooled["constraints"][0]
-            table.add_row(
-                folder.folder.name,
-                job.task,
-                finish.label_of(job),
-                interval(pooled["return"], "{:.1f}"),
-                interval(c["safety_prob"], "{:.1%}"),
-                f"{job.safety:.0%}",
-                interval(c["episode_cost_quantile"], "{:.0f}"),
-                f"{job.cost_limit:g}",
-                c["verdict"]["word"],
-            )
+            for c, asked in zip(pooled["constraints"], found[0]["constraints"], strict=True):
+                mean = asked["kind"] == "mean"
+                table.add_row(
+                    folder.folder.name,
+                    job.task,
+                    finish.label_of(job).replace("[", "\\["),
+                    interval(pooled["return"], "{:.1f}"),
+                    interval(c["safety_prob"], "{:.1%}"),
+                    "mean" if mean else f"{asked['safety']:.0%}",
+                    interval(c["episode_cost_mean" if mean else "episode_cost_quantile"], "{:.0f}"),
+                    f"{asked['cost_limit']:g}",
+                    c["verdict"]["word"],
+                )
         wide_console().print(table)
 
 

@@ -2,9 +2,10 @@
 
 import dataclasses
 import pathlib
+import re
 from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
 from tqpo.cli.common import assignments, progress, show_evaluation
 from tqpo.errors import ConfigError
@@ -18,13 +19,24 @@ class Train:
     """
 
     task: Positional[str] = "SimpleEnv"
-    """A task (see `tqpo tasks`)."""
+    """A task (see `tqpo tasks`), or your own environment: gym:ID, or module:factory from the current folder."""
     algo: str = "tqpo"
     """An algorithm or variant (see `tqpo algorithms`)."""
     safety: float = 0.9
     """The probability with which an episode must stay within the limit."""
     cost_limit: float = 15.0
     """The limit: the largest episode cost that counts as safe."""
+    constraint: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME:limit=X,safety=P|NAME:mean=X")] = ()
+    """Instead of --safety and --cost-limit, and as often as you like: a bound on the cost NAME, e.g. hazards:limit=15,safety=0.9 or
+    energy:mean=200."""
+    cost_fn: str | None = None
+    """module:function that gives the cost of a step of your own environment: (obs, action, next_obs, info) -> number or dict."""
+    vector: str = "sync"
+    """Your own environments run one after the other (sync) or each in a process (async)."""
+    env_timeout: float = 60.0
+    """Seconds that one step of your own environment may take."""
+    env_restarts: int = 3
+    """How often each of your own environments is restarted after an exception, a crash, a hang or a number that is not finite."""
     seeds: int = 1
     """How many runs, with seeds 0, 1, 2, … They train together in one program."""
     first_seed: int = 0
@@ -36,7 +48,7 @@ class Train:
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
     """Settings of the algorithm, e.g. learning_rate=1e-3."""
     task_set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
-    """Settings of the task, e.g. max_steps=500."""
+    """Settings of the task, e.g. max_steps=500; of your own environment, arguments of gymnasium.make or of the factory."""
     out: pathlib.Path | None = None
     """Folder for the run; by default a new one under runs/."""
     resume: pathlib.Path | None = None
@@ -83,6 +95,11 @@ class Train:
             snapshots=self.snapshots,
             settings=assignments(self.set),
             task_settings=assignments(self.task_set),
+            constraints=tuple(self.constraint),
+            cost_fn=self.cost_fn,
+            vector=self.vector,
+            env_timeout=self.env_timeout,
+            env_restarts=self.env_restarts,
         )
 
     def _refuse_changes(self) -> None:
@@ -103,7 +120,8 @@ class Train:
 
 def fresh_folder(job) -> pathlib.Path:
     """runs/SimpleEnv-tqpo-90, or the next free name after it."""
-    name = f"{job.task}-{job.algo}-{100 * job.safety:g}"
+    task = re.sub(r"[^\w.-]+", "-", job.task.removeprefix("gym:"))
+    name = f"{task}-{job.algo}" + (f"-{100 * job.safety:g}" if not job.constraints else "")
     base = pathlib.Path("runs")
     taken = 1
     while (base / (name if taken == 1 else f"{name}-{taken}")).exists():
@@ -114,15 +132,17 @@ def fresh_folder(job) -> pathlib.Path:
 def conclude(folder, episodes: int, quiet: bool) -> None:
     """The end of training: evaluation, figures, video, page, and where they are."""
     from tqpo import finish
+    from tqpo.envs import Task
+    from tqpo.session import Job
 
     with progress("evaluating", hidden=quiet) as tick:
         finish.add_evaluation(folder, episodes, "jax", True, tick)
         found = finish.add_evaluation(folder, episodes, "jax", False, tick)
     finish.write_plots([folder], folder.folder / "plots")
-    finish.write_episode(folder, folder.folder / "episode.gif")
-    finish.write_page(folder, folder.folder / "report.html")
+    written = {"report": folder.folder / "report.html", "run": folder.folder}
+    if isinstance(Job.from_description(folder.config).env(), Task):
+        written["video"] = finish.write_episode(folder, folder.folder / "episode.gif")
+    finish.write_page(folder, written["report"])
     show_evaluation(found)
     if not quiet:
-        print(
-            f"report  {folder.folder / 'report.html'}\nvideo   {folder.folder / 'episode.gif'}\nrun     {folder.folder}"
-        )
+        print("\n".join(f"{name:<7} {path}" for name, path in written.items()))
