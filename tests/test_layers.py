@@ -11,7 +11,7 @@ ROWS = [
     {"types", "errors"},
     {"quantile", "returns", "multiplier", "gaussian", "distribution", "normalize", "schedule", "weibull", "statistics"},
     {"networks"},
-    {"physics"},
+    {"physics", "bridge"},
     {"envs", "hosting"},
     {"rollout"},
     {"algorithms"},
@@ -26,6 +26,7 @@ BORDER = {
     "envs/gymnasium.py",
     "envs/render.py",
     "export/onnx.py",
+    "bridge/environments.py",
     *(f"hosting/{name}.py" for name in ("spaces", "guard", "hosts", "own_vector")),
     *(f"cli/{p.name}" for p in (SRC / "cli").iterdir()),
 }

@@ -1,5 +1,9 @@
-"""Names of code that the user gave: `gym:Pendulum-v1`, `mymodule:make_env`. Resolved by import, and in no other way."""
+"""Names of code that the user gave: `gym:Pendulum-v1`, `mymodule:make_env`, and in another Python `bridge:PYTHON:MODULE:NAME`.
 
+Resolved by import, and in no other way.
+"""
+
+import functools
 import importlib
 import inspect
 import os
@@ -7,6 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from tqpo import bridge
 from tqpo.errors import ConfigError
 
 GYM = "gym:"
@@ -23,6 +28,8 @@ def find(reference: str) -> Callable[..., Any]:
     """The object that `module:name` names; modules in the current folder are found too."""
     if reference in _local:
         return _local[reference]
+    if reference.startswith(bridge.PREFIX):
+        return functools.partial(bridge.make_vec, *bridge.parse(reference))
     module, colon, name = reference.partition(":")
     if reference.startswith(LOCAL) or not (module and colon and name):
         hint = "it lived in the program that trained; give it a name in a module" if colon else "write module:name"

@@ -85,7 +85,7 @@ def make_own(
 @functools.lru_cache(maxsize=32)
 def _probe(task: str, settings: tuple, cost_fn: str | None, hosting: Hosting) -> "HostSpec | Env":
     if not is_reference(task):
-        raise ConfigError(f"{task!r}: write gym:ID or module:factory")
+        raise ConfigError(f"{task!r}: write gym:ID, module:factory or bridge:PYTHON:MODULE:NAME")
     own_vector = not task.startswith(GYM) and takes(find(task), "num_envs")
     if cost_fn:
         find(cost_fn)
