@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTHON310 ?= python3.10
+SAFETY := .venv-safety-gymnasium
 
-.PHONY: install train test test-slow check bench lock clean
+.PHONY: install safety-gymnasium train test test-slow check bench lock lock-safety-gymnasium clean
 
 install: $(STAMP)
 
@@ -30,6 +32,16 @@ check: $(STAMP)
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python -m pytest tests/test_layers.py -q
 
+# Safety-Gymnasium in a Python 3.10 of its own, for `tqpo train bridge:…` (docs/bridge.md): make safety-gymnasium PYTHON310=python3.10
+safety-gymnasium: $(SAFETY)/.installed
+
+$(SAFETY)/.installed: requirements-safety-gymnasium.txt
+	$(PYTHON310) -c "import sys; sys.exit(sys.version_info[:2] != (3, 10) and 'Safety-Gymnasium needs Python 3.10; set PYTHON310=…')"
+	$(PYTHON310) -m venv $(SAFETY)
+	$(SAFETY)/bin/python -m pip install --quiet --disable-pip-version-check --only-binary :all: -r $<
+	$(SAFETY)/bin/python -c "import safety_gymnasium as s; e = s.make('SafetyPointGoal1-v0'); e.reset(seed=0); e.step(e.action_space.sample())"
+	touch $@
+
 bench: $(STAMP)
 	$(BIN)/tqpo bench envs
 
@@ -38,5 +50,9 @@ lock:
 	uv pip compile --universal --python-version 3.11 --extra dev --generate-hashes \
 		--no-emit-index-url --no-header --no-annotate --quiet -o requirements.lock pyproject.toml
 
+lock-safety-gymnasium:
+	printf 'safety-gymnasium==1.0.0\nnumpy<2\n' | uv pip compile --universal --python-version 3.10 --generate-hashes \
+		--no-emit-index-url --no-header --no-annotate --quiet -o requirements-safety-gymnasium.txt -
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(SAFETY) build dist .pytest_cache .ruff_cache
