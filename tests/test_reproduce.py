@@ -10,7 +10,7 @@ from tqpo.algorithms.presets import PRESETS
 from tqpo.errors import UnknownNameError
 from tqpo.networks import NetworkSpec
 from tqpo.paper import SETS, TABLE1, TABLE2, Cell
-from tqpo.reproduce import cells, document, jobs, tables
+from tqpo.reproduce import cells, document, jobs, judge, tables
 from tqpo.reproduce.cells import Plan
 
 TINY = {"network": NetworkSpec("lstm", (8,)), "n_envs": 2, "n_steps": 1000, "epochs": 1}
@@ -31,9 +31,15 @@ def finished(tmp_path_factory):
     """Two cells of one group, trained for three iterations, evaluated and judged."""
     chosen = tuple(c for c in TABLE1 if c.task == "SimpleEnv" and c.algo == "tqpo")
     out = tmp_path_factory.mktemp("paper")
-    plan = Plan(chosen, out, (0, 1), 6000, episodes=4, judged_seeds=1, judged_episodes=2, workers=0, chunk=2)
+    plan = Plan(chosen, out, (0, 1), 6000, episodes=4, judged_seeds=1, judged_episodes=2, chunk=2)
     said = []
     cells.run_cells(plan, chosen, said.append)
+    for cell in chosen:  # in a process of its own the judge would not know the tiny network
+        assert jobs.unjudged(plan, cell)
+        judging = judge.Judge(plan, 1)
+        judging.found[cell] = {part: judge.play(plan, part) for part in [judge.Part(cell, 0, range(2))]}
+        judging.write(cell)
+        assert not jobs.unjudged(plan, cell)
     return plan, said
 
 

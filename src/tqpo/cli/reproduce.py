@@ -1,7 +1,6 @@
 """`tqpo reproduce`."""
 
 import dataclasses
-import os
 import pathlib
 
 from tyro.conf import Positional
@@ -24,7 +23,7 @@ class Reproduce:
     episodes: int = 1000
     """Fresh episodes of each final policy; 0 leaves them out."""
     judge: int = 0
-    """Seeds of each published cell that MuJoCo judges, with 100 episodes each."""
+    """Seeds of each cell of Table 1 that MuJoCo judges, with 100 episodes each."""
     jobs: int = 1
     """Groups of runs at a time. On one GPU three or four fill it, with CUDA's MPS daemon running."""
     out: pathlib.Path = pathlib.Path("results/paper")
@@ -50,14 +49,6 @@ class Reproduce:
         cells = [c for c in SETS[self.what] if c.task in (self.task or {c.task}) and c.algo in (self.algo or {c.algo})]
         if not cells:
             raise UnknownNameError(f"{self.what} has no cell of {' '.join((*self.task, *self.algo))}")
-        seeds, workers = tuple(range(self.seeds)), max(1, (os.cpu_count() or 1) // self.jobs)
-        plan = Plan(
-            tuple(cells),
-            self.out,
-            seeds,
-            int(self.steps),
-            self.episodes,
-            self.judge,
-            workers=workers,
-        )
+        seeds = tuple(range(self.seeds))
+        plan = Plan(tuple(cells), self.out, seeds, int(self.steps), self.episodes, self.judge)
         document.show(jobs.run_plan(plan, self.jobs))

@@ -8,16 +8,14 @@ A cell whose file is complete and has the same settings is not run again.
 | `settings` | task, algorithm, level, seeds, steps, the whole configuration |
 | `last_tenth` | averages over the episodes of the last tenth of training, per seed, and mean and standard deviation over seeds |
 | `fresh` | `evaluation.summarise` of fresh episodes of the final policies, without the episodes themselves |
-| `judge` | the same for some seeds in MuJoCo, and for the same seeds in JAX |
+| `judge` | the same for some seeds in JAX, and, when `judge` has been there, in MuJoCo |
 | `published` | the paper's numbers |
 | `curves` | metrics by iteration and seed, every so many iterations |
 """
 
 import dataclasses
-import importlib.util
 import json
 import math
-import os
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -27,12 +25,12 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from tqpo import evaluation, store
-from tqpo.acting import ActorPolicy
+from tqpo import algorithms, evaluation
+from tqpo.acting import ActorPolicy, Totals
 from tqpo.algorithms.presets import VARIANTS, preset
 from tqpo.envs import make
 from tqpo.errors import TqpoError
-from tqpo.paper import COST_LIMIT, STEPS, Cell
+from tqpo.paper import COST_LIMIT, STEPS, TABLE1, Cell
 from tqpo.program import Group, Run, group_runs, init_group, run, take_run
 from tqpo.provenance import provenance
 from tqpo.session import evaluation_key, policies_of
@@ -54,7 +52,6 @@ class Plan:
     episodes: int = 1000  # fresh ones per seed; 0: none
     judged_seeds: int = 0  # of each cell, in MuJoCo
     judged_episodes: int = 100  # per seed
-    workers: int = dataclasses.field(default_factory=lambda: os.cpu_count() or 1)  # processes of the judge
     chunk: int = 8  # iterations between two reports
 
 
@@ -143,9 +140,10 @@ def run_cells(plan: Plan, cells: Sequence[Cell], say: Say) -> None:
         say({"doing": f"fresh episodes, {cell.algo} {cell.safety:.0%}"})
         first = k * len(plan.seeds)
         policies = {seed: take_run(stacked, first + j) for j, seed in enumerate(plan.seeds)}
-        if cell.preset == "fast":
-            save_policies(plan, cell, policies)
-        checked[cell] = check_policies(plan, cell, policies, say)
+        kept = plan.seeds if cell.preset == "fast" else judged(plan, cell)  # a paper policy has 10 MB
+        if kept:
+            save_policies(plan, cell, {seed: policies[seed] for seed in kept})
+        checked[cell] = check_policies(plan, cell, policies)
     timing |= {"evaluate_s": time.perf_counter() - started, "total_s": time.perf_counter() - begun}
     origin = provenance()
     write_all(metrics, lambda cell: checked[cell] | {"complete": True, "group": timing, "provenance": origin})
@@ -217,52 +215,58 @@ def mean_std(values: np.ndarray) -> list[float | None]:
     return [float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None]
 
 
-def check_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], say: Say) -> dict[str, Any]:
-    """Fresh episodes of the final policies in JAX, and of some of them in MuJoCo."""
+def judged(plan: Plan, cell: Cell) -> tuple[int, ...]:
+    """The seeds of a cell that MuJoCo judges: those of Table 1."""
+    return plan.seeds[: plan.judged_seeds] if cell in TABLE1 else ()
+
+
+def check_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> dict[str, Any]:
+    """Fresh episodes of the final policies."""
     if not plan.episodes:
         return {"fresh": None, "judge": None}
-    env, constraints = make(cell.task), config_of(cell).constraints
+    env = make(cell.task)
     found = {
         seed: evaluation.run_episodes(env, policy, evaluation_key(seed), plan.episodes, batch=plan.episodes)
         for seed, policy in policies.items()
     }
 
-    def summary(episodes) -> dict[str, Any]:
-        out = evaluation.summarise(episodes, constraints, env.cost_names, deterministic=False)
-        for seed in out["seeds"]:  # the episodes themselves would make the file a hundred times as large
-            for name in ("returns", "episode_costs", "lengths"):
-                del seed[name]
-        return out
+    judge = None
+    if chosen := judged(plan, cell):
+        judge = {"jax": summary(cell, {seed: found[seed] for seed in chosen}), "mujoco": None}
+    return {"fresh": summary(cell, found), "judge": judge}
 
-    judged = None
-    if plan.judged_seeds and cell.published and importlib.util.find_spec("mujoco"):
-        from tqpo.envs.mujoco import MujocoTask
 
-        say({"doing": f"MuJoCo, {cell.algo} {cell.safety:.0%}"})
-        chosen = list(policies)[: plan.judged_seeds]
-        twin = {
-            seed: evaluation.run_episodes_host(
-                eqx.Partial(MujocoTask, env.config),
-                policies[seed],
-                evaluation_key(seed),
-                plan.judged_episodes,
-                workers=plan.workers,
-            )
-            for seed in chosen
-        }
-        judged = {"mujoco": summary(twin), "jax": summary({seed: found[seed] for seed in chosen})}
-    return {"fresh": summary(found), "judge": judged}
+def summary(cell: Cell, episodes: dict[int, Totals]) -> dict[str, Any]:
+    """What episodes say, without the episodes: they would make a file a hundred times as large."""
+    constraints, names = config_of(cell).constraints, make(cell.task).cost_names
+    out = evaluation.summarise(episodes, constraints, names, deterministic=False)
+    for seed in out["seeds"]:
+        for name in ("returns", "episode_costs", "lengths"):
+            del seed[name]
+    return out
 
 
 def policy_file(plan: Plan, cell: Cell) -> pathlib.Path:
-    return plan.out / "policies" / f"{cell.name}.safetensors"
+    return plan.out / "policies" / f"{cell.name}.npz"
 
 
 def save_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> None:
-    """The final policies of all seeds in one file, for `ship`."""
+    """The final policies in one file, leaf by leaf."""
     path = policy_file(plan, cell)
     path.parent.mkdir(exist_ok=True)
-    path.write_bytes(store.pack(list(policies.values()))[0])
+    leaves = {f"{seed}/{i}": np.asarray(x) for seed, p in policies.items() for i, x in enumerate(jax.tree.leaves(p))}
+    with path.open("wb") as file:
+        np.savez(file, **leaves)  # pyright: ignore[reportArgumentType]
+
+
+def load_policy(plan: Plan, cell: Cell, seed: int) -> ActorPolicy:
+    """A policy that `save_policies` wrote."""
+    env, config = make(cell.task), config_of(cell)
+    algorithm = algorithms.get(algorithm_of(cell))
+    shape = eqx.filter_eval_shape(lambda: policies_of(algorithm.init(jax.random.key(0), env, config)))
+    with np.load(policy_file(plan, cell), allow_pickle=False) as found:
+        leaves = [found[f"{seed}/{i}"] for i in range(len(jax.tree.leaves(shape)))]
+    return jax.tree.unflatten(jax.tree.structure(shape), leaves)
 
 
 def write(path: pathlib.Path, result: dict[str, Any]) -> None:

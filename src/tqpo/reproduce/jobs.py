@@ -21,7 +21,8 @@ from rich.table import Table
 from tqpo.errors import TqpoError
 from tqpo.paper import Cell
 from tqpo.provenance import provenance
-from tqpo.reproduce.cells import Plan, groups_of, name_of, path_of, run_cells, write
+from tqpo.reproduce.cells import Plan, done, groups_of, judged, name_of, path_of, policy_file, read, run_cells, write
+from tqpo.reproduce.judge import Judge
 
 REPEATABLE = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 PROGRESS = ".progress"
@@ -29,7 +30,7 @@ PLAIN_EVERY = 20.0  # seconds between two reports where there is no terminal
 
 
 def run_plan(plan: Plan, jobs: int = 1) -> list[pathlib.Path]:
-    """Runs every group that is not done, `jobs` at a time. Returns the files of all cells."""
+    """Runs every group that is not done, `jobs` at a time, and judges what was not judged. Returns the files of all cells."""
     groups = groups_of(plan)
     folder = plan.out / PROGRESS
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,30 +38,41 @@ def run_plan(plan: Plan, jobs: int = 1) -> list[pathlib.Path]:
         old.unlink()
     os.environ["XLA_FLAGS"] = " ".join(x for x in (os.environ.get("XLA_FLAGS"), REPEATABLE) if x)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # processes share the device
-    begun = time.perf_counter()
-    failed = {}
+    begun, failed = time.perf_counter(), {}
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
+    judge = Judge(plan, max(1, (os.cpu_count() or 1) - jobs))
+    judge.take([cell for cell in plan.cells if unjudged(plan, cell)])
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, context, max_tasks_per_child=1)
+    try:
         tasks = {pool.submit(run_group, plan, cells, i): cells for i, cells in enumerate(groups)}
-        try:
-            with View(folder, [name_of(g) for g in groups]) as view:
-                while tasks:
-                    ended, _ = concurrent.futures.wait(tasks, timeout=1, return_when="FIRST_COMPLETED")
-                    for task in ended:
-                        if error := task.exception():
-                            failed[name_of(tasks[task])] = error
-                        del tasks[task]
-                    view.show()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        with View(folder, [name_of(g) for g in groups]) as view:
+            while tasks or judge.tasks:
+                ended, _ = concurrent.futures.wait(tasks, timeout=1, return_when="FIRST_COMPLETED")
+                for task in ended:
+                    cells = tasks.pop(task)
+                    if error := task.exception():
+                        failed[name_of(cells)] = error
+                    else:
+                        judge.take(cells)
+                judge.gather(0.0 if tasks else 1.0)
+                view.show()
+    finally:
+        for each in (pool, judge.pool):
+            each.shutdown(wait=False, cancel_futures=True)
     shutil.rmtree(folder, ignore_errors=True)
-    if groups and not failed:
-        seconds = time.perf_counter() - begun
-        add_timing(plan, {"seconds": seconds, "jobs": jobs, "groups": [name_of(g) for g in groups]})
     if failed:
         raise TqpoError("; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in failed.items()))
+    if groups:
+        seconds = time.perf_counter() - begun
+        add_timing(plan, {"seconds": seconds, "jobs": jobs, "groups": [name_of(g) for g in groups]})
     return [path_of(plan, cell) for cell in plan.cells]
+
+
+def unjudged(plan: Plan, cell: Cell) -> bool:
+    """Whether a cell is done but for MuJoCo's judgement, and its policies are there."""
+    result = read(path_of(plan, cell)) if judged(plan, cell) and done(plan, cell) else None
+    waiting = bool(result and result["judge"] and result["judge"]["mujoco"] is None)
+    return waiting and policy_file(plan, cell).exists()
 
 
 def run_group(plan: Plan, cells: Sequence[Cell], number: int) -> None:

@@ -1,0 +1,85 @@
+"""MuJoCo as the judge: final policies in the twin, in processes that only need CPU cores, while others train."""
+
+import concurrent.futures
+import multiprocessing
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from tqpo.acting import HostRunner, Totals
+from tqpo.envs import make
+from tqpo.paper import Cell
+from tqpo.reproduce.cells import Plan, judged, load_policy, path_of, read, summary, write
+from tqpo.session import evaluation_key
+
+SIDE_BY_SIDE = 20  # episodes of one task
+ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+
+
+class Part(NamedTuple):
+    cell: Cell
+    seed: int
+    indices: range
+
+
+class Judge:
+    """Takes cells whose policies are there; adds to their files what MuJoCo says of them."""
+
+    def __init__(self, plan: Plan, workers: int):
+        self.plan = plan
+        self.found: dict[Cell, dict[Part, list]] = {}
+        self.tasks: dict[concurrent.futures.Future, Part] = {}
+        context = multiprocessing.get_context("spawn")
+        self.pool = concurrent.futures.ProcessPoolExecutor(workers, context, begin_worker)
+
+    def take(self, cells: Sequence[Cell]) -> None:
+        """Begins with these cells."""
+        for cell in cells:
+            for seed in judged(self.plan, cell):
+                for first in range(0, self.plan.judged_episodes, SIDE_BY_SIDE):
+                    indices = range(first, min(first + SIDE_BY_SIDE, self.plan.judged_episodes))
+                    part = Part(cell, seed, indices)
+                    self.tasks[self.pool.submit(play, self.plan, part)] = part
+
+    def gather(self, seconds: float) -> None:
+        """Waits so long for some of it; writes the cells that are whole."""
+        ended, _ = concurrent.futures.wait(self.tasks, timeout=seconds, return_when="FIRST_COMPLETED")
+        for task in ended:
+            part = self.tasks.pop(task)
+            self.found.setdefault(part.cell, {})[part] = task.result()
+            if all(other.cell != part.cell for other in self.tasks.values()):
+                self.write(part.cell)
+
+    def write(self, cell: Cell) -> None:
+        parts = sorted(self.found.pop(cell).items(), key=lambda item: (item[0].seed, item[0].indices.start))
+        episodes: dict[int, list] = {}
+        for part, played in parts:
+            episodes.setdefault(part.seed, []).extend(played)
+        path = path_of(self.plan, cell)
+        result: dict[str, Any] = read(path) or {}
+        result["judge"]["mujoco"] = summary(cell, {seed: totals(played) for seed, played in episodes.items()})
+        write(path, result)
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+
+def totals(played: Sequence[tuple[float, np.ndarray, int]]) -> Totals:
+    return Totals(*(np.array(x) for x in zip(*played, strict=True)))
+
+
+def begin_worker() -> None:
+    os.environ["XLA_FLAGS"] = ONE_THREAD
+    jax.config.update("jax_platforms", "cpu")
+
+
+def play(plan: Plan, part: Part) -> list[tuple[float, np.ndarray, int]]:
+    """Some episodes of a policy in the twin."""
+    from tqpo.envs.mujoco import MujocoTask
+
+    config = make(part.cell.task).config
+    policy = load_policy(plan, part.cell, part.seed)
+    return HostRunner(lambda: MujocoTask(config), policy, evaluation_key(part.seed), False)(part.indices)
