@@ -6,6 +6,7 @@ import sys
 
 import tyro
 
+from tqpo.cli.check_env import CheckEnv
 from tqpo.cli.export import Export
 from tqpo.cli.info import Algorithms, Bench, Tasks
 from tqpo.cli.reproduce import Reproduce
@@ -13,7 +14,7 @@ from tqpo.cli.runs import Compare, Evaluate, Plot, Report, Watch
 from tqpo.cli.train import Train
 from tqpo.errors import Interrupted, TqpoError
 
-COMMANDS = (Train, Evaluate, Plot, Compare, Watch, Report, Export, Tasks, Algorithms, Bench, Reproduce)
+COMMANDS = (Train, Evaluate, Plot, Compare, Watch, Report, Export, CheckEnv, Tasks, Algorithms, Bench, Reproduce)
 
 
 def main() -> None:

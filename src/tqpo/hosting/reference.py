@@ -87,5 +87,7 @@ def build(task: str, settings: tuple[tuple[str, Any], ...], **more: Any) -> Any:
         sys.path.append(os.getcwd())
     try:
         return gymnasium.make(name, disable_env_checker=True, **options)
+    except ImportError as error:
+        raise ConfigError(f'{task}: {error}; install what it needs, as in pip install "gymnasium[mujoco]"') from error
     except gymnasium.error.Error as error:
         raise ConfigError(f"{task}: {error}") from error

@@ -1,0 +1,54 @@
+"""`tqpo check-env`."""
+
+import dataclasses
+import sys
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from tqpo.cli.common import assignments, wide_console
+
+
+@dataclasses.dataclass
+class CheckEnv:
+    """Say whether an environment of yours is fit for training. Exit status 2 if it is not.
+
+    For example: tqpo check-env gym:Pendulum-v1 --cost-fn mymodule:cost
+    """
+
+    env: Positional[str]
+    """gym:ID, or module:factory from the current folder."""
+    cost_fn: str | None = None
+    """module:function that gives the cost of a step: (obs, action, next_obs, info) -> number or dict."""
+    task_set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """Arguments of gymnasium.make or of the factory."""
+    steps: int = 1000
+    """Steps of random actions to take."""
+    vector: str = "sync"
+    """sync, or async to look at it in processes of its own."""
+    env_timeout: float = 60.0
+    """Seconds that one step may take."""
+
+    def __call__(self) -> None:
+        from rich.markup import escape
+        from rich.table import Table
+
+        from tqpo.hosting.check import check_env
+        from tqpo.hosting.spec import Hosting
+
+        hosting = Hosting(self.vector, self.env_timeout)
+        found = check_env(self.env, assignments(self.task_set), self.cost_fn, hosting, self.steps)
+        table = Table(title=escape(self.env))
+        for column in ("", "what", "found", "what to do"):
+            table.add_column(column)
+        colours = {"ok": "green", "warning": "yellow", "error": "bold red"}
+        for finding in found:
+            level = f"[{colours[finding.level]}]{finding.level}[/]"
+            table.add_row(level, *(escape(text) for text in finding[1:]))
+        console = wide_console()
+        console.print(table)
+        errors = sum(finding.level == "error" for finding in found)
+        warnings = sum(finding.level == "warning" for finding in found)
+        console.print(f"not fit: {errors} error" if errors else f"fit for training, {warnings} warnings")
+        if errors:
+            sys.exit(2)
