@@ -27,9 +27,9 @@ from tqpo.bridge import client, server
 from tqpo.bridge import errors as trouble
 from tqpo.bridge.environments import BridgeVectorEnv, Options
 from tqpo.bridge.server import Channel, Frame, Hangup, Violation
-from tqpo.errors import ActionError, ConfigError, TqpoError
+from tqpo.errors import ActionError, ConfigError, EnvError, TqpoError
 from tqpo.hosting.hosts import Hosts
-from tqpo.hosting.spec import HostSpec, make_own
+from tqpo.hosting.spec import Hosting, HostSpec, make_own
 
 SOON = 20.0  # s: longer than anything here may take on a busy machine
 HERE = pathlib.Path(__file__).parent
@@ -197,6 +197,19 @@ class TestEnvironments:
         assert (tick.next_obs[:, 0] > 3).all()  # where the episode ended
         assert (tick.obs[:, 0] < 3).all()  # where the next one began
 
+    def test_faults_of_a_task_restart_it_until_there_were_too_many(self, python, monkeypatch):
+        monkeypatch.chdir(HERE)
+        task, settings = f"bridge:{python}:bridged:Faulty", {"fault": "exit", "processes": 1}
+        spec = make_own(task, settings, hosting=Hosting(restarts=1))
+        assert isinstance(spec, HostSpec)
+        with Hosts(spec, 2, seed=0) as hosts:
+            hosts.reset()
+            lost = [hosts.tick(np.zeros((2, 1), np.float32)).lost.all() for _ in range(5)]
+            assert lost == [False, False, True, False, False]
+            assert "out of fuel" in hosts.take_reports()[0]
+            with pytest.raises(EnvError, match="out of fuel"):
+                hosts.tick(np.zeros((2, 1), np.float32))
+
 
 class TestSpaces:
     SPACE = gymnasium.spaces.Dict(
@@ -345,6 +358,26 @@ class TestFaults:
             bridge.make_env(python, "bridged:Line", start=object())
         with pytest.raises(ConfigError, match="processes"):
             bridge.make_vec(python, "bridged:Line", 2, processes=3)
+
+
+@pytest.mark.slow
+def test_safety_gymnasium():
+    """The real thing, in the interpreter that `make safety-gymnasium` sets up."""
+    python = HERE.parent / ".venv-safety-gymnasium" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("run `make safety-gymnasium PYTHON310=python3.10` first")
+    envs = bridge.make_vec(str(python), "safety_gymnasium:SafetyPointGoal1-v0", 2, processes=2)
+    with contextlib.closing(envs):
+        obs, _ = envs.reset(seed=0)
+        assert obs.shape == (2, 60)
+        assert envs.hello.max_steps == 1000
+        random = np.random.default_rng(0)
+        for t in range(1, 1001):
+            *_, truncated, info = envs.step(random.uniform(-1, 1, (2, 2)))
+            assert truncated.all() == (t == 1000)
+            costs = info["final_info"] if t == 1000 else info
+            assert costs["_cost"].all()
+            assert set(np.unique(costs["cost"])) <= {0.0, 1.0}
 
 
 def test_the_address_of_an_environment():

@@ -6,10 +6,13 @@ envs = bridge.make_vec("python3.10", "safety_gymnasium:SafetyPointGoal1-v0", num
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tqpo.bridge.process import Options
 from tqpo.errors import ConfigError
 
 if TYPE_CHECKING:
     from tqpo.bridge.environments import BridgeEnv, BridgeVectorEnv
+
+__all__ = ["PREFIX", "Address", "Options", "make_env", "make_vec", "parse"]
 
 PREFIX = "bridge:"
 

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from tqpo import bridge
 from tqpo.errors import ConfigError, EnvError
 from tqpo.hosting import costs
 from tqpo.hosting.guard import FAILURES, Plan, Reading, alarm
@@ -56,7 +57,7 @@ class HostSpec:
     def plan(self) -> Plan:
         """As workers get it."""
         return Plan(
-            functools.partial(build, self.task, self.settings),
+            functools.partial(build, self.task, self.settings, **patience(self.task, self.hosting.timeout)),
             border_of(self),
             find(self.cost_fn) if self.cost_fn else None,
             self.cost_names,
@@ -115,7 +116,7 @@ def make_one(task: str, settings: tuple, own_vector: bool, timeout: float) -> An
     """One environment, or a vector of two."""
     try:
         with alarm(timeout):
-            env = build(task, settings, **({"num_envs": 2} if own_vector else {}))
+            env = build(task, settings, **patience(task, timeout), **({"num_envs": 2} if own_vector else {}))
     except (ConfigError, EnvError):
         raise
     except FAILURES as error:
@@ -126,6 +127,13 @@ def make_one(task: str, settings: tuple, own_vector: bool, timeout: float) -> An
             return env
         raise EnvError(f"{task}: a {type(env).__name__} is no environment: it has no {', '.join(missing)}")
     return env
+
+
+def patience(task: str, timeout: float) -> dict[str, Any]:
+    """The time-outs of a bridge: sooner than the guard's own, for it knows the last words of the other process."""
+    if not task.startswith(bridge.PREFIX):
+        return {}
+    return {"options": bridge.Options(timeout=0.9 * timeout, start_timeout=0.9 * timeout)}
 
 
 def _facts(task: str, env: Any, cost_fn: str | None, own_vector: bool, timeout: float) -> dict[str, Any]:
