@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import bridged
-from tqpo import bridge
+from tqpo import bridge, finish, session, summary
 from tqpo.bridge import client, server
 from tqpo.bridge import errors as trouble
 from tqpo.bridge.environments import BridgeVectorEnv, Options
@@ -30,6 +30,7 @@ from tqpo.bridge.server import Channel, Frame, Hangup, Violation
 from tqpo.errors import ActionError, ConfigError, EnvError, TqpoError
 from tqpo.hosting.hosts import Hosts
 from tqpo.hosting.spec import Hosting, HostSpec, make_own
+from tqpo.session import Job
 
 SOON = 20.0  # s: longer than anything here may take on a busy machine
 HERE = pathlib.Path(__file__).parent
@@ -210,6 +211,21 @@ class TestEnvironments:
             with pytest.raises(EnvError, match="out of fuel"):
                 hosts.tick(np.zeros((2, 1), np.float32))
 
+    def test_training_and_a_summary_of_it(self, python, monkeypatch, tmp_path):
+        """A quantile constraint on an environment in another Python, from start to verdict."""
+        monkeypatch.chdir(HERE)
+        settings = {"n_envs": 4, "n_steps": 32, "minibatches": 2, "epochs": 2}
+        job = Job(task=f"bridge:{python}:bridged:Line", cost_limit=2.0, steps=4 * 128, settings=settings, snapshots=1)
+        with session.train(job, tmp_path / "run", session.Host(quiet=True)) as folder:
+            finish.add_evaluation(folder, 20, "jax", False)
+            found = summary.summary(folder)
+        assert found["job"]["task"] == job.task
+        assert found["curves"]["step"] == [[128.0, 256.0, 384.0, 512.0]]
+        assert found["evaluations"][0]["pooled"]["episodes"] == 20
+        assert len(found["evaluations"][0]["seeds"][0]["episode_costs"]) == 20
+        assert found["versions_in_the_other_python"]["numpy"] == np.__version__
+        json.dumps(found, allow_nan=False)
+
 
 class TestSpaces:
     SPACE = gymnasium.spaces.Dict(
@@ -242,9 +258,11 @@ class TestSpaces:
 
 
 class TestFaults:
-    def test_no_such_interpreter(self):
+    def test_no_such_interpreter(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         with pytest.raises(trouble.InterpreterError, match=r"python9\.9"):
             bridge.make_env("python9.9", "bridged:Line")
+        assert list(tmp_path.iterdir()) == []
 
     def test_not_an_interpreter(self, tmp_path):
         (tmp_path / "python").write_text("nothing that runs")

@@ -4,7 +4,6 @@ A server that this process started ends with it: at `Process.stop`, when the obj
 this process is killed.
 """
 
-import collections
 import contextlib
 import dataclasses
 import json
@@ -54,6 +53,7 @@ class Process:
 
     def __init__(self, python: str, env: str, num_envs: int, options: Options, arguments: dict[str, Any]):
         self.options = options
+        program = interpreter(python)
         try:
             given = json.dumps(arguments, allow_nan=False)
         except (TypeError, ValueError) as error:
@@ -61,7 +61,7 @@ class Process:
         folder = tempfile.mkdtemp(prefix="tqpo-")
         path = os.path.join(folder, "socket")
         listen = f"unix:{path}" if os.name == "posix" and len(os.fsencode(path)) < SOCKET_PATH else "127.0.0.1:0"
-        words = [interpreter(python), server.__file__, "--env", env, "--envs", str(num_envs), "--kwargs", given]
+        words = [program, server.__file__, "--env", env, "--envs", str(num_envs), "--kwargs", given]
         words += [word for prefix in options.info for word in ("--info", prefix)]
         words += ["--listen", listen, "--connect-timeout", f"{options.start_timeout:g}"]
         try:
@@ -77,8 +77,8 @@ class Process:
             )
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise InterpreterError(f"{words[0]} cannot be started: {error}") from None
-        self._tail: collections.deque[bytes] = collections.deque(maxlen=TAIL)
+            raise InterpreterError(f"{program} cannot be started: {error}") from None
+        self._tail = bytearray()
         self._reader = threading.Thread(target=drain, args=(self.popen.stderr, self._tail), daemon=True)
         self._reader.start()
         self._parts = self.popen, folder, os.getpid()
@@ -92,7 +92,7 @@ class Process:
     def tail(self) -> str:
         """The last lines on stderr of a process that has ended."""
         self._reader.join(1.0)
-        return b"".join(self._tail)[-TAIL:].decode("utf-8", "replace").strip()
+        return self._tail.decode("utf-8", "replace").strip()
 
     def death(self) -> ServerDiedError | None:
         """The error to raise where the process has ended, or ends within a moment."""
@@ -135,11 +135,12 @@ class Process:
         return line
 
 
-def drain(pipe: Any, tail: collections.deque[bytes]) -> None:
+def drain(pipe: Any, tail: bytearray) -> None:
     """Keeps the last of what the process writes, so that it never waits for a reader."""
     with pipe, contextlib.suppress(OSError, ValueError):
         while chunk := pipe.read(4096):
-            tail.extend(chunk[i : i + 1] for i in range(len(chunk)))
+            tail += chunk
+            del tail[:-TAIL]
 
 
 def end(popen: subprocess.Popen, folder: str, owner: int, grace: float = GRACE) -> None:
