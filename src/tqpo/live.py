@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -22,7 +23,7 @@ class View:
     def __init__(
         self, title: str, seeds: Sequence[int], iterations: int, constraints: Sequence[Constraint], quiet: bool
     ):
-        self.title, self.seeds, self.iterations, self.constraints = title, list(seeds), iterations, constraints
+        self.title, self.seeds, self.iterations, self.constraints = escape(title), list(seeds), iterations, constraints
         self.console = Console(quiet=quiet, stderr=False)
         self.started = self.last_line = time.monotonic()
         self.first_iteration: int | None = None
@@ -38,7 +39,7 @@ class View:
             console=self.console,
             expand=True,
         )
-        self.bar = self.progress.add_task(title, total=iterations, rate="compiling …")
+        self.bar = self.progress.add_task(self.title, total=iterations, rate="compiling …")
         self.live: Live | None = None
 
     def __enter__(self) -> "View":

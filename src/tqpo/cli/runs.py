@@ -83,10 +83,10 @@ class Compare:
                 table.add_row(
                     folder.folder.name,
                     job.task,
-                    finish.label_of(job).replace("[", "\\["),
+                    job.algo if job.constraints else finish.label_of(job),
                     interval(pooled["return"], "{:.1f}"),
                     interval(c["safety_prob"], "{:.1%}"),
-                    "mean" if mean else f"{asked['safety']:.0%}",
+                    (f"{asked['name']}: " if job.constraints else "") + ("mean" if mean else f"{asked['safety']:.0%}"),
                     interval(c["episode_cost_mean" if mean else "episode_cost_quantile"], "{:.0f}"),
                     f"{asked['cost_limit']:g}",
                     c["verdict"]["word"],
