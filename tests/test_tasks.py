@@ -1,7 +1,6 @@
 """The tasks by hand: layouts with known lidar, reward and cost; the order within a step; contracts of every registered task."""
 
 import dataclasses
-import time
 
 import jax
 import jax.numpy as jnp
@@ -230,13 +229,13 @@ def test_variants_by_replace():
     assert hash(task) != hash(bare)
 
 
-def test_infeasible_config_is_an_error_soon():
-    start = time.perf_counter()
+def test_infeasible_config_is_an_error():
     with pytest.raises(LayoutError, match=r"extents.*0\.4"):
         Task(TaskConfig(extents=0.3))
     with pytest.raises(LayoutError, match="reduce keepouts or the number of objects"):
-        Task(TaskConfig(extents=1.0, hazards=12))
-    assert time.perf_counter() - start < 30.0
+        Task(TaskConfig(extents=1.0, hazards=8))
+    with pytest.raises(LayoutError, match="more area than there is"):
+        Task(TaskConfig(extents=1.0, hazards=60))
 
 
 @pytest.mark.parametrize(

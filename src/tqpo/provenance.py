@@ -25,10 +25,12 @@ def git(*arguments: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The commit of the source, marked `+` where the tree differs from it; `TQPO_COMMIT` speaks for a tree without git."""
+    """The commit of the source, marked `+` where the tree differs from it. `TQPO_COMMIT` speaks for a copy of the source."""
+    if named := os.environ.get("TQPO_COMMIT"):
+        return named
     found = git("rev-parse", "HEAD")
     if found is None:
-        return os.environ.get("TQPO_COMMIT")
+        return None
     changed = git("status", "--porcelain", "--untracked-files=no", "--", ".")
     return found + ("+" if changed else "")
 

@@ -5,6 +5,7 @@ redrawn while it lies closer than the sum of keepouts to an earlier one; when an
 drawn anew. A goal area is finally drawn once more against everything else.
 """
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -166,6 +167,12 @@ def check_room(config: TaskConfig) -> None:
                 f"a {slot.kind} with keepout {slot.keepout} m does not fit into extents ±{config.extents} m: "
                 f"make extents larger than {slot.keepout}"
             )
+    area = sum(math.pi * slot.keepout**2 for slot in slots(config) if not slot.place)  # discs that must not overlap
+    if area > (2 * config.extents) ** 2:
+        raise LayoutError(
+            f"the objects' keepouts take {area:.1f} m², more area than there is within extents ±{config.extents} m: "
+            "enlarge extents or reduce keepouts or the number of objects"
+        )
     keys = jax.random.split(jax.random.key(0), TRIAL_LAYOUTS)
     accepted = float(jnp.mean(jax.jit(jax.vmap(lambda key: attempt(key, config)[1]))(keys)))
     if accepted < LEAST_ACCEPTANCE:
