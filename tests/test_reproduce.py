@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tqpo.algorithms.presets import PRESETS
-from tqpo.errors import UnknownNameError
+from tqpo.errors import ConfigError, UnknownNameError
 from tqpo.networks import NetworkSpec
 from tqpo.paper import SETS, TABLE1, TABLE2, Cell
 from tqpo.reproduce import cells, document, jobs, judge, tables
@@ -121,7 +121,28 @@ def test_tables(finished, capsys):
     paths = [cells.path_of(plan, cell) for cell in plan.cells]
     document.show(paths)
     assert "SimpleEnv" in capsys.readouterr().out
-    content = tables.overview(tables.load(paths))
+    content = tables.table1(tables.load(paths))
     assert tables.markdown(content).count("\n") == 4
     assert r"\begin{tabular}" in tables.latex(content)
     assert "±" not in tables.latex(content)
+
+
+def test_tables_figures_and_page_on_disk(finished, tmp_path):
+    plan, _ = finished
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{document.BEGIN}\nold\n{document.END}\nafter\n")
+    written = {path.name for path in document.write_all(plan.out, page)}
+    assert {"table1.md", "table1.tex", "judge.md", "figure2.png", "figure3.svg", "figure4.png"} <= written
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert "MuJoCo as the judge" in text
+    with pytest.raises(ConfigError, match="holds no results"):
+        document.write_all(tmp_path)
+
+
+def test_agreement():
+    a = {"value": 1.0, "low": 0.8, "high": 1.2}
+    assert tables.agree(a, {"value": 1.25, "low": 1.05, "high": 1.45})
+    assert not tables.agree(a, {"value": 1.3, "low": 1.1, "high": 1.5})

@@ -36,7 +36,7 @@ class Reproduce:
         from tqpo.reproduce.cells import Plan
 
         if self.what in {"figures", "tables"}:
-            for path in document.write_all(self.out):
+            for path in document.write_all(self.out, pathlib.Path("docs/reproduction.md")):
                 print(path)
             return
         if self.what not in SETS:

@@ -36,7 +36,7 @@ from tqpo.provenance import provenance
 from tqpo.session import evaluation_key, policies_of
 
 CURVES = ("return_mean", "safety_prob", "episode_cost_mean", "episode_cost_quantile", "multiplier", "log_std")
-CURVE_POINTS = 210
+CURVE_POINTS = 140
 LAST = 0.1  # the share of training that the main protocol averages over
 PARTIAL_EVERY = 5  # chunks between two writings of what is known so far
 
@@ -187,7 +187,7 @@ def result_of(plan: Plan, cell: Cell, metrics: dict[str, np.ndarray]) -> dict[st
     episodes = np.maximum(metrics["episodes"][start:].sum(0), 1)
     returns = metrics["return_sum"][start:].sum(0) / episodes
     safe = metrics["safe_episodes"][start:, :, 0].sum(0) / episodes
-    every = max(1, len(metrics["steps"]) // CURVE_POINTS)
+    every = -(-len(metrics["steps"]) // CURVE_POINTS)
     curves = {
         name: metrics[name].reshape(*metrics[name].shape[:2], -1)[::every, :, 0] for name in CURVES if name in metrics
     }

@@ -1,9 +1,13 @@
-"""What the cells say, for people: a table in the terminal; tables, figures and `docs/reproduction.md` on disk."""
+"""What the cells say, for people: a table in the terminal; tables, figures and a part of `docs/reproduction.md` on disk."""
 
 import pathlib
 from collections.abc import Sequence
 
-from tqpo.reproduce import tables
+from tqpo.errors import ConfigError
+from tqpo.reproduce import drawings, tables
+from tqpo.reproduce.tables import Content
+
+BEGIN, END = "<!-- begin: written by `tqpo reproduce tables` -->", "<!-- end -->"
 
 
 def show(paths: Sequence[pathlib.Path]) -> None:
@@ -11,9 +15,41 @@ def show(paths: Sequence[pathlib.Path]) -> None:
 
     console = Console()
     console = console if console.is_terminal else Console(width=170)
-    console.print(tables.rich_table(tables.overview(tables.load(paths))))
+    title = "Average over the last tenth of training, mean ± standard deviation over seeds"
+    console.print(tables.rich_table(tables.against_paper(tables.ordered(tables.load(paths)), title)))
 
 
-def write_all(out: pathlib.Path) -> list[pathlib.Path]:
-    """Tables and figures of all cells in a folder."""
-    return []
+def contents(cells: tables.Cells) -> dict[str, Content]:
+    return {
+        "table1": tables.table1(cells),
+        "table2": tables.table2(cells),
+        "protocols": tables.protocols(cells),
+        "judge": tables.judge(cells),
+        "times": tables.times(cells),
+    }
+
+
+def write_all(out: pathlib.Path, page: pathlib.Path | None = None) -> list[pathlib.Path]:
+    """Tables (Markdown, LaTeX) and figures (PNG, SVG) of all cells in a folder; puts the tables into `page` between its marks."""
+    cells = tables.load(sorted(out.glob("*.json")))
+    if not cells:
+        raise ConfigError(
+            f"{out} holds no results: run tqpo reproduce table1 --out {out}, or name the folder with --out"
+        )
+    written = []
+    found = {name: content for name, content in contents(cells).items() if content.rows}
+    for name, content in found.items():
+        for suffix, text in ((".md", tables.markdown(content)), (".tex", tables.latex(content))):
+            path = out / f"{name}{suffix}"
+            path.write_text(text)
+            written.append(path)
+    written += drawings.draw_all(cells, out)
+    if page is not None and page.exists():
+        text = page.read_text()
+        if BEGIN not in text or END not in text:
+            raise ConfigError(f"{page} lacks the marks {BEGIN} and {END} between which tables are written")
+        head, rest = text.split(BEGIN, 1)
+        parts = [f"**{content.title}**\n\n{tables.markdown(content)}" for content in found.values()]
+        page.write_text(head + BEGIN + "\n\n" + "\n".join(parts) + "\n" + END + rest.split(END, 1)[1])
+        written.append(page)
+    return written

@@ -1,16 +1,38 @@
 """Results as tables: in the terminal, as Markdown and as LaTeX. A table is a title, columns and rows of text."""
 
+import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from tqpo.paper import TABLE1, TABLE2
 from tqpo.reproduce.cells import read
+
+Cells = dict[str, dict[str, Any]]  # by `Cell.name`
+
+NAMES = {
+    "qcpo": "QCPO",
+    "tqpo": "TQPO",
+    "ppo-lag": "PPO-Lagrangian",
+    "tqpo-baseline": "TQPO + baseline",
+    "qcpo-tilt": "QCPO + tilt",
+    "tqpo-no-tilt": "TQPO, no tilt",
+    "tqpo-fixed-tilt": "TQPO, fixed tilt",
+    "tqpo-released-tilt": "TQPO, released tilt",
+}
+Z = 1.959964  # of a 95 % interval
 
 
 class Content(NamedTuple):
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
+
+
+def load(paths: Iterable[pathlib.Path]) -> Cells:
+    """The cells that are there, complete or not."""
+    found = {path.stem: read(path) for path in paths}
+    return {name: cell for name, cell in found.items() if cell and "last_tenth" in cell}
 
 
 def plus_minus(pair: Sequence[float | None], form: str) -> str:
@@ -21,43 +43,160 @@ def percent(pair: Sequence[float | None], digits: int = 1) -> str:
     return plus_minus([None if x is None else 100 * x for x in pair], f"{{:.{digits}f}}")
 
 
-def load(paths: Sequence[pathlib.Path]) -> list[dict[str, Any]]:
-    return [found for path in paths if (found := read(path)) is not None]
+def interval(found: dict[str, float], form: str, scale: float = 1.0) -> str:
+    value, low, high = (form.format(scale * found[k]) for k in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
 
 
-def overview(cells: Sequence[dict[str, Any]]) -> Content:
-    """The last tenth of training beside the paper's numbers."""
-    columns = (
-        "task",
-        "algorithm",
-        "preset",
-        "level",
-        "R",
-        "paper",
-        "Pr [%]",
-        "paper",
-        "Pr of each seed [%]",
-        "group [s]",
-    )
+def name_of(cell: dict[str, Any]) -> str:
+    settings = cell["settings"]
+    known = NAMES.get(settings["algo"]) or str(settings["algo"])
+    return known if settings["preset"] == "paper" else f"{known}, {settings['preset']} preset"
+
+
+def heading(cell: dict[str, Any]) -> tuple[str, str, str]:
+    settings = cell["settings"]
+    level = "–" if settings["algo"] == "ppo-lag" else f"{settings['safety']:.0%}"
+    return settings["task"], level, name_of(cell) + ("" if cell["complete"] else " (not complete)")
+
+
+def ordered(cells: Cells) -> list[dict[str, Any]]:
+    """By task and level; PPO-Lagrangian, QCPO and TQPO before what the paper does not have."""
+    tasks = list(dict.fromkeys(c.task for c in TABLE1))
+    algos = ["ppo-lag", "qcpo", "qcpo-tilt", "tqpo-no-tilt", "tqpo-fixed-tilt", "tqpo", "tqpo-baseline"]
+
+    def place(cell: dict[str, Any]) -> tuple:
+        s = cell["settings"]
+        task = tasks.index(s["task"]) if s["task"] in tasks else len(tasks)
+        algo = algos.index(s["algo"]) if s["algo"] in algos else len(algos)
+        return task, 0 if s["algo"] == "ppo-lag" else s["safety"], s["preset"] != "paper", algo
+
+    return sorted(cells.values(), key=place)
+
+
+def against_paper(cells: Iterable[dict[str, Any]], title: str) -> Content:
+    """Paper – ours – difference, over the last tenth of training."""
+    columns = ("task", "level", "algorithm", "R", "paper", "Δ", "Pr [%]", "paper", "Δ", "Pr of each seed [%]")
     rows = []
-    for found in cells:
-        s, last, paper = found["settings"], found["last_tenth"], found["published"]
-        timing = found.get("group")
+    for cell in cells:
+        last, paper = cell["last_tenth"], cell["published"]
+        reward, safe = last["return_mean_std"], last["safety_prob_mean_std"]
         rows.append(
             (
-                s["task"],
-                s["algo"],
-                s["preset"],
-                f"{s['safety']:.0%}",
-                plus_minus(last["return_mean_std"], "{:.2f}"),
-                plus_minus(paper["episode_return"], "{:g}") if paper else "",
-                percent(last["safety_prob_mean_std"]),
-                percent(paper["safety_prob"], 0) if paper else "",
+                *heading(cell),
+                plus_minus(reward, "{:.1f}"),
+                plus_minus(paper["episode_return"], "{:g}") if paper else "–",
+                f"{reward[0] - paper['episode_return'][0]:+.1f}" if paper else "–",
+                percent(safe),
+                percent(paper["safety_prob"], 0) if paper else "–",
+                f"{100 * (safe[0] - paper['safety_prob'][0]):+.1f}" if paper else "–",
                 " ".join(f"{100 * x:.0f}" for x in last["safety_prob"]),
-                f"{timing['total_s']:.0f} ({timing['runs']} runs)" if timing else "not complete",
             )
         )
-    return Content("Average over the last tenth of training, mean ± standard deviation over seeds", columns, rows)
+    return Content(title, columns, rows)
+
+
+def table1(cells: Cells) -> Content:
+    names = {c.name for c in TABLE1}
+    extra = {"ppo-lag", "tqpo-baseline"}
+    chosen = [
+        c
+        for c in ordered(cells)
+        if cell_name(c) in names or c["settings"]["algo"] in extra or c["settings"]["preset"] == "fast"
+    ]
+    return against_paper(chosen, "Table 1, with PPO-Lagrangian and two rows of ours: the last tenth of training")
+
+
+def table2(cells: Cells) -> Content:
+    names = {c.name for c in TABLE2}
+    chosen = [c for c in ordered(cells) if cell_name(c) in names]
+    return against_paper(chosen, "Table 2, the ablations at 95 %: the last tenth of training")
+
+
+def cell_name(cell: dict[str, Any]) -> str:
+    s = cell["settings"]
+    return f"{s['task']}-{s['algo']}-{100 * s['safety']:g}-{s['preset']}"
+
+
+def protocols(cells: Cells) -> Content:
+    """The last tenth of training beside fresh episodes of the final policy."""
+    columns = (
+        "task",
+        "level",
+        "algorithm",
+        "R, training",
+        "R, fresh",
+        "Pr, training",
+        "Pr, fresh",
+        "Pr of each seed, fresh",
+    )
+    rows = []
+    for cell in ordered(cells):
+        if not cell.get("fresh"):
+            continue
+        last, fresh = cell["last_tenth"], cell["fresh"]
+        pooled = fresh["pooled"]
+        own = [s["constraints"][0]["safety_prob"]["value"] for s in fresh["seeds"]]
+        rows.append(
+            (
+                *heading(cell),
+                f"{last['return_mean_std'][0]:.1f}",
+                interval(pooled["return"], "{:.1f}"),
+                f"{100 * last['safety_prob_mean_std'][0]:.1f}",
+                interval(pooled["constraints"][0]["safety_prob"], "{:.1f}", 100),
+                " ".join(f"{100 * x:.0f}" for x in own),
+            )
+        )
+    return Content(
+        "Two protocols: training episodes, and fresh episodes of the final policies (95 % intervals)", columns, rows
+    )
+
+
+def judge(cells: Cells) -> Content:
+    """The same policies in MuJoCo and in JAX."""
+    columns = ("task", "level", "algorithm", "episodes", "R, MuJoCo", "R, JAX", "Pr, MuJoCo", "Pr, JAX", "agree")
+    rows = []
+    for cell in ordered(cells):
+        found = cell.get("judge")
+        if not found or not found["mujoco"]:
+            continue
+        twin, here = found["mujoco"]["pooled"], found["jax"]["pooled"]
+        safe = [x["constraints"][0]["safety_prob"] for x in (twin, here)]
+        same = [name for name, pair in (("R", (twin["return"], here["return"])), ("Pr", safe)) if agree(*pair)]
+        rows.append(
+            (
+                *heading(cell),
+                str(twin["episodes"]),
+                interval(twin["return"], "{:.1f}"),
+                interval(here["return"], "{:.1f}"),
+                interval(safe[0], "{:.1f}", 100),
+                interval(safe[1], "{:.1f}", 100),
+                " ".join(same) or "neither",
+            )
+        )
+    return Content("MuJoCo as the judge: final policies of two seeds of each cell", columns, rows)
+
+
+def agree(a: dict[str, float], b: dict[str, float]) -> bool:
+    """Whether the 95 % interval of the difference holds 0, each side's error taken from its own interval."""
+    errors = [(x["high"] - x["low"]) / (2 * Z) for x in (a, b)]
+    return abs(a["value"] - b["value"]) <= Z * math.hypot(*errors)
+
+
+def times(cells: Cells) -> Content:
+    """How long each program ran."""
+    columns = ("task", "algorithms", "runs", "training [s]", "in all [s]")
+    rows: dict[tuple, list[dict[str, Any]]] = {}
+    for cell in ordered(cells):
+        if timing := cell.get("group"):
+            rows.setdefault((cell["settings"]["task"], timing["total_s"]), []).append(cell)
+    found = []
+    for (task, _), members in rows.items():
+        timing = members[0]["group"]
+        names = ", ".join(dict.fromkeys(name_of(c) for c in members))
+        trained = timing["first_chunk_s"] + timing["train_s"]
+        found.append((task, names, str(timing["runs"]), f"{trained:.0f}", f"{timing['total_s']:.0f}"))
+    return Content("Wall-clock time of each program, several of them sharing one GPU", columns, found)
 
 
 def rich_table(content: Content):
@@ -65,9 +204,9 @@ def rich_table(content: Content):
 
     out = Table(title=content.title)
     for column in content.columns:
-        out.add_column(column, justify="left" if column in {"task", "algorithm", "preset"} else "right")
+        out.add_column(column, justify="left" if column in {"task", "algorithm", "algorithms"} else "right")
     for row in content.rows:
-        out.add_row(*row)
+        out.add_row(*(text.replace("[", r"\[") for text in row))
     return out
 
 
@@ -77,19 +216,13 @@ def markdown(content: Content) -> str:
 
 
 def latex(content: Content) -> str:
+    signs = (("%", r"\%"), ("±", r"$\pm$"), ("–", "--"), ("≤", r"$\le$"), ("_", r"\_"), ("Δ", r"$\Delta$"))
+
     def clean(text: str) -> str:
-        for a, b in (
-            ("%", r"\%"),
-            ("±", r"$\pm$"),
-            ("−", "$-$"),
-            ("≤", r"$\le$"),
-            ("_", r"\_"),
-            ("…", r"\dots{}"),
-            ("`", ""),
-        ):
+        for a, b in signs:
             text = text.replace(a, b)
         return text
 
     body = [" & ".join(clean(x) for x in row) + r" \\" for row in (content.columns, *content.rows)]
-    begin = rf"\begin{{tabular}}{{{'l' * len(content.columns)}}}" + "\n\\hline"
-    return "\n".join([begin, body[0], r"\hline", *body[1:], r"\hline", r"\end{tabular}", ""])
+    head = [f"% {content.title}", rf"\begin{{tabular}}{{{'l' * len(content.columns)}}}", r"\hline"]
+    return "\n".join([*head, body[0], r"\hline", *body[1:], r"\hline", r"\end{tabular}", ""])
