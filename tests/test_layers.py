@@ -17,7 +17,7 @@ ROWS = [
     {"algorithms"},
     {"program", "collecting", "acting", "hosted", "evaluation", "store", "events", "provenance"},
     {"paper", "figures", "plots", "video", "playback", "report", "bench", "parity", "convergence"},
-    {"job", "live", "sinks", "session", "finish", "summary", "api", "reproduce", "export"},
+    {"job", "live", "sinks", "session", "finish", "summary", "api", "ship", "reproduce", "export"},
     {"cli"},
 ]
 ROW_OF = {name: i for i, row in enumerate(ROWS) for name in row}

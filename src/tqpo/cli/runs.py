@@ -26,13 +26,17 @@ class Evaluate:
     """Print the result as JSON."""
 
     def __call__(self) -> None:
-        from tqpo import finish, store
+        from tqpo import finish, session, store
 
-        with store.open_run(self.run, write=True) as folder:
-            with progress("evaluating", hidden=self.json) as tick:
-                found = finish.add_evaluation(folder, self.episodes, self.physics, self.deterministic, tick)
-            if folder.finished:
-                folder.finish()
+        how = (self.episodes, self.physics, self.deterministic)
+        with progress("evaluating", hidden=self.json) as tick:
+            if store.is_shipped(self.run):
+                found = session.evaluate_run(store.open_run(self.run), *how, tick)
+            else:
+                with store.open_run(self.run, write=True) as folder:
+                    found = finish.add_evaluation(folder, *how, tick)
+                    if folder.finished:
+                        folder.finish()
         if self.json:
             print(json.dumps(found))
         else:
@@ -52,7 +56,7 @@ class Plot:
         from tqpo import finish
 
         folders = open_all(self.runs)
-        for path in finish.write_plots(folders, self.out or folders[0].folder / "plots"):
+        for path in finish.write_plots(folders, self.out or place(self.runs[0], "plots")):
             print(path)
 
 
@@ -115,7 +119,7 @@ class Watch:
         from tqpo import finish, store
 
         folder = store.open_run(self.run)
-        out = self.out or folder.folder / "episode.gif"
+        out = self.out or place(self.run, "episode.gif")
         print(finish.write_episode(folder, out, self.seed, self.episode, self.deterministic, self.physics))
 
 
@@ -132,4 +136,11 @@ class Report:
         from tqpo import finish, store
 
         folder = store.open_run(self.run)
-        print(finish.write_page(folder, self.out or folder.folder / "report.html"))
+        print(finish.write_page(folder, self.out or place(self.run, "report.html")))
+
+
+def place(run: pathlib.Path, name: str) -> pathlib.Path:
+    """Where a file about a run goes: into its folder; for one that comes with the package, here."""
+    from tqpo import store
+
+    return pathlib.Path(f"{run}-{name}") if store.is_shipped(run) else run / name

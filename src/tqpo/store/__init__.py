@@ -3,6 +3,18 @@
 from tqpo.store.disk import DamagedError, StoreWarning
 from tqpo.store.metrics import EMPTY, Mark, rows_of_chunk
 from tqpo.store.pytree import pack
-from tqpo.store.run import Run, create, open_run
+from tqpo.store.run import Run, create, is_shipped, open_run, shipped
 
-__all__ = ["EMPTY", "DamagedError", "Mark", "Run", "StoreWarning", "create", "open_run", "pack", "rows_of_chunk"]
+__all__ = [
+    "EMPTY",
+    "DamagedError",
+    "Mark",
+    "Run",
+    "StoreWarning",
+    "create",
+    "is_shipped",
+    "open_run",
+    "pack",
+    "rows_of_chunk",
+    "shipped",
+]

@@ -29,6 +29,8 @@ from tqpo.types import PyTree
 LOCK, METRICS, CHECKPOINTS, SNAPSHOTS = "lock", "metrics.csv", "checkpoints", "snapshots"
 OWN = {CONFIG, MANIFEST, LOCK, METRICS, CHECKPOINTS, SNAPSHOTS, policy.ARRAYS, policy.RECORD}
 
+SHIPPED = pathlib.Path(__file__).parent.parent / "policies"  # finished runs that come with the package
+
 OnWarning = Callable[[str], Any]
 
 
@@ -72,12 +74,30 @@ def _cut_short(folder: pathlib.Path, names: set[str]) -> bool:
     return lock.is_lock(folder / LOCK) or (names == {LOCK} and not disk.read_bytes(folder / LOCK))
 
 
+def shipped() -> list[str]:
+    """Names of the policies that come with the package."""
+    return sorted(p.name for p in SHIPPED.iterdir() if p.is_dir()) if SHIPPED.is_dir() else []
+
+
+def is_shipped(path: str | os.PathLike) -> bool:
+    """Whether this names a policy that comes with the package, and no folder of the user's."""
+    return os.fspath(path) in shipped() and not os.path.exists(path)
+
+
 def open_run(path: str | os.PathLike, write: bool = False, on_warning: OnWarning | None = None) -> "Run":
-    """A run that is there. Reading changes nothing and needs no lock; writing takes it and tidies up after a crash."""
+    """A run that is there. Reading changes nothing and needs no lock; writing takes it and tidies up after a crash.
+
+    A name from `shipped` is the run of that name that comes with the package, to be read.
+    """
     folder = pathlib.Path(path).absolute()
+    if is_shipped(path):
+        if write:
+            raise StoreError(f"{os.fspath(path)} comes with the package and stays as it is")
+        folder = SHIPPED / path
     if not os.path.isdir(folder):
         what = "is a file, not the folder of a run" if os.path.exists(folder) else "does not exist"
-        raise StoreError(f"{folder} {what}: give the folder that training wrote")
+        with_us = f", or one of {', '.join(shipped())}" if shipped() else ""
+        raise StoreError(f"{folder} {what}: give the folder that training wrote{with_us}")
     if not os.path.lexists(folder / MANIFEST):
         raise StoreError(f"{folder} is not a run: it has no {MANIFEST}; give the folder that training wrote")
     held = lock.take(folder / LOCK) if write else None
