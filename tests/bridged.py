@@ -109,5 +109,24 @@ class Faulty(Line):
         return np.full((4, 6, 3), 7, np.uint8)
 
 
+class Slow(Line):
+    """Takes a while for everything, and hangs at the third step of the copy that is told to."""
+
+    made = 0
+
+    def __init__(self, seconds, hanging=-1):
+        super().__init__()
+        self.seconds, self.hangs = seconds, Slow.made == hanging
+        Slow.made += 1
+
+    def reset(self, seed=None, options=None):
+        time.sleep(self.seconds)
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        time.sleep(1000 if self.hangs and self.t == 2 else self.seconds)
+        return super().step(action)
+
+
 def slow(**_):
     time.sleep(1000)

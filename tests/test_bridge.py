@@ -338,6 +338,18 @@ class TestFaults:
             env.step([0.0])
         assert gone(pid)
 
+    def test_the_time_is_that_of_one_environment(self, python):
+        """Four that take 0.6 s each are not late, for the server says that it is busy; one that hangs is named."""
+        envs = bridge.make_vec(
+            python, "bridged:Slow", 4, processes=1, options=options(timeout=2.0), seconds=0.6, hanging=3
+        )
+        with contextlib.closing(envs):
+            envs.reset()
+            for _ in range(2):
+                envs.step(np.zeros((4, 1)))
+            with pytest.raises(trouble.BridgeTimeoutError, match="environment 3: no answer"):
+                envs.step(np.zeros((4, 1)))
+
     def test_no_process_and_no_folder_is_left(self, python, tmp_path, monkeypatch):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         env = bridge.make_env(python, "bridged:Line", options=options())
@@ -793,6 +805,10 @@ class TestClient:
             {"first": Frame("error", 1, {"code": 5})},
             {"first": Frame("error", 1, {"code": "environment", "message": "", "traceback": "", "env": None})},
             {"first": stepped(), "second": Frame("reset", 1, {}, {"obs": np.zeros((2, 2))})},  # swapped
+            {"first": Frame("busy", 1, {"env": 2})},
+            {"first": Frame("busy", 2, {"env": 0})},
+            {"first": Frame("busy", 1, {"env": 0}, {"a": np.zeros(1)})},
+            {"hello": Frame("busy", 0, {"env": 0})},
             {"second": stepped()._replace(data={})},
             {"second": stepped()._replace(data={"info": ["cost", "cost"]})},
             {"second": stepped()._replace(data={"info": ["cost", 5]})},
@@ -806,6 +822,17 @@ class TestClient:
     )
     def test_an_answer_that_breaks_the_protocol(self, changes):
         with Answers(*wires(**changes)) as connection, pytest.raises(trouble.ProtocolError):
+            converse(connection)
+
+    def test_signs_of_life_are_heard_but_not_for_ever(self):
+        hello, first, second = wires()
+        busy = server.encode(Frame("busy", 1, {"env": 1}))
+        with Answers(hello, *[busy] * 4, first, second) as connection:
+            assert converse(connection).obs.shape == (2, 2)
+        with (
+            Answers(hello, *[busy] * 5, first, second) as connection,
+            pytest.raises(trouble.ProtocolError, match="4 signs"),
+        ):
             converse(connection)
 
     def test_another_version(self):

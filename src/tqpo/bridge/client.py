@@ -71,6 +71,7 @@ class Connection:
         self.channel, self.timeout, self.process, self.first = channel, timeout, process, first
         self.closed = False
         self._id, self._kind = -1, ""
+        self._busy: int | None = None  # the environment that the server said is next
         self._hang_up = weakref.finalize(self, channel.sock.close)
 
     def greet(self, token: str, autoreset: str) -> None:
@@ -85,13 +86,18 @@ class Connection:
     def ask(self, kind: str, data: dict[str, Any] | None = None, arrays: dict[str, np.ndarray] | None = None) -> None:
         if self.closed:
             raise BridgeError("the connection to the environments is closed")
-        self._id, self._kind = self._id + 1, kind
+        self._id, self._kind, self._busy = self._id + 1, kind, None
         with self._errors(), contextlib.suppress(ConnectionError):  # `answer` finds out why a connection is broken
             self.channel.send(Frame(kind, self._id, data or {}, arrays or {}), self.timeout)
 
     def answer(self, max_payload: int) -> Frame:
         with self._errors():
             frame = self.channel.receive(self.timeout, max_payload=max_payload)
+            signs = 0
+            while frame.kind == "busy":
+                self._check_busy(frame, signs)
+                signs += 1
+                frame = self.channel.receive(self.timeout, max_payload=max_payload)
             if frame.kind == "error":
                 raise error_of(frame, self.first)
             if (frame.kind, frame.id) != (self._kind, self._id):
@@ -146,6 +152,15 @@ class Connection:
                 self.answer(0)
             self._drop(GRACE)
 
+    def _check_busy(self, frame: Frame, signs: int) -> None:
+        """A sign of life names the environment that is next; in one command each can be, to step and to reset."""
+        n = self.hello.num_envs if self._id > 0 else 0
+        if frame.id != self._id or frame.arrays or set(frame.data) != {"env"} or not whole(frame.data["env"], 0, n - 1):
+            raise Violation("a sign of life must name an environment and the command that it is busy with")
+        if signs >= 2 * n:
+            raise Violation(f"more than {2 * n} signs of life in one command")
+        self._busy = frame.data["env"]
+
     def _observations(self, count: int) -> tuple[str, tuple[int, ...]]:
         return self.hello.observation.dtype, (count, *self.hello.observation.shape)
 
@@ -164,10 +179,9 @@ class Connection:
             raise
         except TimeoutError as error:
             self._drop(0.0)
-            where = (
-                f"environments {self.first} to {self.first + self.hello.num_envs - 1}" if self._id > 0 else "the server"
+            message = (
+                f"{self._who()}: no answer to {self._kind} within {self.timeout:g} s ({error}); the process was ended"
             )
-            message = f"{where}: no answer to {self._kind} within {self.timeout:g} s ({error}); their process was ended"
             raise BridgeTimeoutError(message + self._last_words()) from None
         except (Hangup, OSError) as error:
             death = self.process.death() if self.process else None
@@ -180,6 +194,14 @@ class Connection:
         except BaseException:
             self._drop(0.0)
             raise
+
+    def _who(self) -> str:
+        if self._id <= 0:
+            return "the server"
+        first, n = self.first, self.hello.num_envs
+        if n == 1:
+            return f"environment {first}"
+        return f"environments {first} to {first + n - 1}" if self._busy is None else f"environment {first + self._busy}"
 
     def _last_words(self) -> str:
         words = self.process.tail() if self.process else ""

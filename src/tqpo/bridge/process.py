@@ -32,7 +32,7 @@ OURS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH", "PYTHONSTARTUP")  # meant 
 class Options:
     """How a server is started and waited for."""
 
-    timeout: float = 60.0  # s for one command, of all the environments of a process together
+    timeout: float = 60.0  # s that one call of one environment may take
     start_timeout: float = 120.0  # s to import and build the environments
     info: tuple[str, ...] = ("cost",)  # prefixes of the numeric `info` entries that are passed on
     folder: str | os.PathLike[str] | None = None  # working folder of the server; its modules can be imported there

@@ -8,7 +8,7 @@ Whatever the environments print goes to stderr. docs/bridge.md describes the pro
 """
 
 # The syntax of Python 3.8:
-# ruff: noqa: UP041, B905
+# ruff: noqa: UP035, UP041, B905
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ import sys
 import threading
 import time
 import traceback
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 VERSION = 1
 MAGIC = b"TQPB"
 PREFIX = struct.Struct("<4sII")  # magic, bytes of the header, bytes of the payload
-KINDS = {"hello", "reset", "step", "render", "close", "error"}
+KINDS = {"hello", "reset", "step", "render", "close", "busy", "error"}
 AUTORESET = ("same_step", "disabled")
 DTYPES = {"|b1": 1, "|u1": 1, "|i1": 1, "<i2": 2, "<i4": 4, "<i8": 8, "<f4": 4, "<f8": 8}
 MAX_HEADER = 1 << 20  # bytes
@@ -48,6 +48,7 @@ MAX_NAME = 128  # characters of such a name
 MAX_TEXT = 1 << 14  # characters of a traceback
 HELLO_TIMEOUT = 10.0  # s
 SEND_TIMEOUT = 60.0  # s a client may take to read a reply
+BUSY_AFTER = 1.0  # s of one command, after which each environment is announced before its turn
 GRACE = 5.0  # s between the loss of the client and the end of a server that is stuck in an environment
 
 
@@ -361,6 +362,7 @@ class Host:
         self.observation, self.action = slots[0].observation, slots[0].action
         self.autoreset = AUTORESET[0]
         self.actions = {"action": (self.action.dtype, (len(slots), *self.action.shape))}
+        self.begin: Callable[[int], None] = lambda index: None  # called before each call of an environment
 
     @property
     def max_request(self) -> int:
@@ -432,6 +434,7 @@ class Host:
         return {}, {"picture": picture}
 
     def _guarded(self, index: Any, command: str, *arguments: Any) -> Any:
+        self.begin(index)
         try:
             if command == "render":
                 return np.asarray(self.slots[index].env.render(), "|u1")
@@ -486,12 +489,19 @@ def greet(channel: Channel, host: Host, token: str) -> bool:
 
 def talk(channel: Channel, host: Host) -> int:
     """Answers commands until the client closes or breaks the protocol; the exit status."""
-    number = 0
+    number, began = 0, 0.0
+
+    def say_busy(index: int) -> None:
+        if time.monotonic() - began >= BUSY_AFTER:
+            channel.send(Frame("busy", number, {"env": index}))
+
+    host.begin = say_busy
     commands = {"reset": host.reset, "step": host.step, "render": host.render}
     while True:
         number += 1
         try:
             frame = channel.receive(None, MAX_HEADER, host.max_request)
+            began = time.monotonic()
             if frame.id != number:
                 raise Violation(f"request {frame.id} came instead of {number}")
             if frame.kind == "close":

@@ -17,6 +17,7 @@ from tqpo.errors import EnvError
 from tqpo.hosting import costs
 from tqpo.hosting.guard import FAILURES, SEED_STEP, Plan, Reading, alarm, finite, limit
 from tqpo.hosting.spaces import ContractError
+from tqpo.hosting.spec import allowance
 
 
 def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
@@ -68,6 +69,7 @@ class OwnVector(VectorEnv):
 
     def __init__(self, spec: Any, plan: Plan, count: int, faults: np.ndarray):
         self.plan, self.num_envs, self.faults = plan, count, int(faults.max(initial=0))
+        self.timeout = allowance(spec.task, plan.timeout, count)
         self.reading = Reading(plan.border, plan.cost_fn)
         self.vector: Any = None
         self.steps = 0
@@ -89,7 +91,7 @@ class OwnVector(VectorEnv):
         if seed is not None:
             self.first_seed = seed[0]
         try:
-            with alarm(self.plan.timeout):
+            with alarm(self.timeout):
                 obs, _ = self.vector.reset(seed=seed, options=options)
             return self._flat(obs), {}
         except ContractError as error:
@@ -100,7 +102,7 @@ class OwnVector(VectorEnv):
     def step(self, actions: np.ndarray):
         self.steps += 1
         try:
-            with alarm(self.plan.timeout):
+            with alarm(self.timeout):
                 return self._step(actions)
         except ContractError as error:
             no = np.zeros(self.num_envs, bool)
@@ -149,7 +151,7 @@ class OwnVector(VectorEnv):
         with contextlib.suppress(*FAILURES), alarm(min(self.plan.timeout, 5.0)):
             self.vector.close()
         try:
-            with alarm(self.plan.timeout):
+            with alarm(self.timeout):
                 self._make()
                 seed = None if self.first_seed is None else (self.first_seed + SEED_STEP * self.faults) % 2**31
                 obs = self._flat(self.vector.reset(seed=seed)[0])

@@ -136,12 +136,17 @@ def patience(task: str, timeout: float) -> dict[str, Any]:
     return {"options": bridge.Options(timeout=0.9 * timeout, start_timeout=0.9 * timeout)}
 
 
+def allowance(task: str, timeout: float, count: int) -> float:
+    """Seconds for one call of a vector. A bridge watches each environment itself, and many may step and reset in turn."""
+    return 2 * count * timeout if task.startswith(bridge.PREFIX) else timeout
+
+
 def _facts(task: str, env: Any, cost_fn: str | None, own_vector: bool, timeout: float) -> dict[str, Any]:
     """Sizes and cost names, from one step of one episode."""
     border = _border(env, own_vector)
     reading = Reading(border, find(cost_fn) if cost_fn else None)
     try:
-        with alarm(timeout):
+        with alarm(allowance(task, timeout, 2)):
             if own_vector:
                 from tqpo.hosting.own_vector import first_costs
 
