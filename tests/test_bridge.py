@@ -353,6 +353,7 @@ class TestFaults:
     def test_no_process_and_no_folder_is_left(self, python, tmp_path, monkeypatch):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         env = bridge.make_env(python, "bridged:Line", options=options())
+        assert list(tmp_path.iterdir()) == []  # as soon as it is connected, so that even a killed client leaves nothing
         pid = env.connection.process.popen.pid
         env.close()
         env.close()

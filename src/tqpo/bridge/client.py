@@ -231,6 +231,7 @@ def start(processes: list[Process], autoreset: str) -> list[Connection]:
     try:
         for process in processes:
             connection = connect(*process.announcement(), autoreset, process.options, process)
+            process.connected()
             connection.first = sum(c.hello.num_envs for c in connections)
             connections.append(connection)
     except BaseException:

@@ -84,6 +84,10 @@ class Process:
         self._parts = self.popen, folder, os.getpid()
         self._finalizer = weakref.finalize(self, end, *self._parts)
 
+    def connected(self) -> None:
+        """The socket's name has served its purpose, so that nothing is left should this process be killed."""
+        shutil.rmtree(self._parts[1], ignore_errors=True)
+
     def stop(self, grace: float = GRACE) -> None:
         """Waits this long for the process to end by itself, then ends it."""
         if self._finalizer.detach():
@@ -144,7 +148,7 @@ def drain(pipe: Any, tail: bytearray) -> None:
 
 
 def end(popen: subprocess.Popen, folder: str, owner: int, grace: float = GRACE) -> None:
-    """No process and no folder is left; a fork of the process that started it leaves it alone."""
+    """No process and no folder is left. A fork of the process that started it leaves it alone."""
     if os.getpid() != owner:
         return
     try:
