@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tqpo.errors import ConfigError, UnknownNameError
 from tqpo.networks import NetworkSpec
 from tqpo.paper import SETS, TABLE1, TABLE2, Cell
 from tqpo.reproduce import cells, document, jobs, judge, tables
+from tqpo.reproduce.__main__ import differences
 from tqpo.reproduce.cells import Plan
 
 TINY = {"network": NetworkSpec("lstm", (8,)), "n_envs": 2, "n_steps": 1000, "epochs": 1}
@@ -146,3 +148,16 @@ def test_agreement():
     a = {"value": 1.0, "low": 0.8, "high": 1.2}
     assert tables.agree(a, {"value": 1.25, "low": 1.05, "high": 1.45})
     assert not tables.agree(a, {"value": 1.3, "low": 1.1, "high": 1.5})
+
+
+def test_two_folders_are_compared(finished, tmp_path):
+    plan, _ = finished
+    other = tmp_path / "other"
+    shutil.copytree(plan.out, other)
+    names = sorted(f"{cell.name}.json" for cell in plan.cells)
+    changed = json.loads((other / names[0]).read_text()) | {"group": None}
+    (other / names[0]).write_text(json.dumps(changed))
+    assert differences(plan.out, other) == {name: [] for name in names}
+    (other / names[0]).write_text(json.dumps(changed | {"skipped_updates": 1}))
+    (other / names[1]).unlink()
+    assert differences(plan.out, other) == {names[0]: ["skipped_updates"], names[1]: ["missing"]}

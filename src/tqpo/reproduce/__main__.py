@@ -1,0 +1,51 @@
+"""Whether two folders of results say the same: what a command that is run twice should give.
+
+python -m tqpo.reproduce FIRST SECOND [--out FILE]
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+from typing import Any
+
+from tqpo.provenance import provenance
+from tqpo.reproduce.cells import write
+
+OF_THE_MOMENT = {"group", "provenance"}  # when and how fast; all else must agree
+
+
+def differences(first: pathlib.Path, second: pathlib.Path) -> dict[str, list[str]]:
+    """Cells of either folder → the keys in which they differ; ["missing"] for one that only one folder has."""
+    found: dict[str, list[str]] = {}
+    names = {p.name for folder in (first, second) for p in folder.glob("*-*.json")}
+    for name in sorted(names):
+        if not ((first / name).exists() and (second / name).exists()):
+            found[name] = ["missing"]
+            continue
+        a, b = (json.loads((folder / name).read_text()) for folder in (first, second))
+        found[name] = sorted(k for k in (set(a) | set(b)) - OF_THE_MOMENT if a.get(k) != b.get(k))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tqpo.reproduce", description=__doc__)
+    parser.add_argument("first", type=pathlib.Path)
+    parser.add_argument("second", type=pathlib.Path)
+    parser.add_argument("--out", type=pathlib.Path, help="write the comparison as JSON")
+    given = parser.parse_args()
+    found = differences(given.first, given.second)
+    same = bool(found) and not any(found.values())
+    for name, keys in found.items():
+        print(f"{name}: {'the same' if not keys else 'differs in ' + ', '.join(keys)}")
+    if given.out:
+        settings: dict[str, Any] = {}
+        for name in found:
+            if (given.first / name).exists():
+                settings[name] = json.loads((given.first / name).read_text())["settings"]
+        write(given.out, {"same": same, "differences": found, "settings": settings, "provenance": provenance()})
+    sys.exit(0 if same else 1)
+
+
+if __name__ == "__main__":
+    main()
