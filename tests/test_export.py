@@ -14,6 +14,7 @@ import pytest
 import jobs
 from tqpo import cli, export, finish, networks, session, store
 from tqpo.acting import ActorPolicy
+from tqpo.api import LoadedPolicy
 from tqpo.errors import ConfigError
 from tqpo.export import card
 from tqpo.normalize import Moments
@@ -31,21 +32,26 @@ def make_policy(kind: str, discrete: bool) -> ActorPolicy:
     return ActorPolicy(actor, Moments(jnp.linspace(-2, 2, OBS), variance, jnp.asarray(1e6)))
 
 
-def onnx_step(policy: ActorPolicy):
-    runtime = onnxruntime.InferenceSession(export.encode(policy, "onnx", facts_of(policy)))
+def onnx_step(policy: ActorPolicy, form=None):
+    runtime = onnxruntime.InferenceSession(export.encode(policy, "onnx", facts_of(policy, form)))
     names = [port.name for port in runtime.get_outputs()]
     return lambda inputs: dict(zip(names, runtime.run(None, inputs), strict=True))
 
 
-def stablehlo_step(policy: ActorPolicy):
-    return jax.export.deserialize(bytearray(export.encode(policy, "stablehlo", facts_of(policy)))).call
+def stablehlo_step(policy: ActorPolicy, form=None):
+    return jax.export.deserialize(bytearray(export.encode(policy, "stablehlo", facts_of(policy, form)))).call
 
 
-def facts_of(policy: ActorPolicy) -> dict:
+def facts_of(policy: ActorPolicy, form=None) -> dict:
     training = dict.fromkeys(("steps", "iterations", "seed", "iteration_of_this_policy"), 0)
     training |= {"seeds": [0], "preset": "fast", "settings": {}, "commit": "", "device": "", "run": ""}
     empty = {"constraints": [], "evaluations": [], "enforces": "", "task_settings": {}, "versions": {}, "limits": []}
-    return empty | {"task": "", "algorithm": "", "training": training, "exported_by": {}} | card.signature(policy)
+    return (
+        empty
+        | {"task": "", "algorithm": "", "training": training, "exported_by": {}}
+        | {"action": form}
+        | card.signature(policy, form)
+    )
 
 
 STEPS = {"onnx": onnx_step, "stablehlo": stablehlo_step}
@@ -96,6 +102,21 @@ def test_any_batch_size_and_what_is_needed_to_sample(kind, discrete, to):
             assert found["action"].argmax(-1).tolist() == found["index"].tolist() == found["logits"].argmax(-1).tolist()
         else:
             np.testing.assert_array_equal(found["log_std"], policy.actor.log_std)
+
+
+@pytest.mark.parametrize("to", STEPS)
+@pytest.mark.parametrize(
+    "form",
+    [{"start": 5}, {"low": [-2.0, 0.0, 1.0], "high": [2.0, 10.0, 3.0]}, {"low": [[0.0] * 3], "high": [[1.0] * 3]}],
+)
+def test_actions_as_ones_own_environment_takes_them(form, to):
+    policy = make_policy("mlp", "start" in form)
+    obs = np.random.default_rng(1).normal(0, 3, (10, OBS)).astype(np.float32)
+    found = STEPS[to](policy, form)({"obs": obs})["env_action"]
+    loaded = LoadedPolicy(policy, action=form)
+    np.testing.assert_allclose(found, [loaded.act(x) for x in obs], atol=10 * TOLERANCE)
+    port = next(p for p in card.signature(policy, form)["outputs"] if p["name"] == "env_action")
+    assert (tuple(port["shape"][1:]), port["dtype"]) == (found.shape[1:], found.dtype)
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +173,13 @@ def test_the_file_of_a_run_acts_as_the_loaded_policy(run, tmp_path, to):
     policy = session.load_policies(store.open_run(run))[0]
     expected, _ = policy.act(obs, policy.init(), jax.random.key(0), True)
     np.testing.assert_allclose(action[0], expected, atol=TOLERANCE)
+
+
+def test_a_policy_that_came_with_the_package_goes_to_where_one_is(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(store.run, "SHIPPED", run.parent)
+    monkeypatch.chdir(tmp_path)
+    export.export(run.name, "onnx")
+    assert {path.name for path in tmp_path.iterdir()} == {"run.onnx", "run.onnx.md"}
 
 
 @pytest.mark.parametrize(

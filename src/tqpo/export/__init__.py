@@ -14,9 +14,11 @@ The normaliser and the action clip are inside. What a policy remembers is an inp
 | `action` | [batch, A] | the likeliest action, in [-1, 1]; of a choice, one-hot |
 | `log_std` | [A] | to sample: action + exp(log_std)·z, then clipped to [-1, 1] |
 | `index`, `logits` | [batch], [batch, A] | of a choice instead: its number (int), and to sample: softmax(logits) |
+| `env_action` | as its `step` takes it | your own environments only: `action` scaled to its bounds, or the number of the choice |
 | `h_next`, `c_next` | [batch, H] | memory for the next step |
 
-`h`, `c`, `prev_action`, `prev_reward`, `h_next` and `c_next` exist for recurrent policies only. All but `index` are float32.
+`h`, `c`, `prev_action`, `prev_reward`, `h_next` and `c_next` exist for recurrent policies only. All but `index`, and
+`env_action` of a choice, are float32.
 """
 
 import importlib
@@ -39,8 +41,11 @@ def export(
 ) -> tuple[pathlib.Path, pathlib.Path]:
     """Writes the policy of a run's seed, by default the first, and its card; returns both paths.
 
-    Without `out` they go into the run's own folder, as `export/seed-N.FORMAT` and `export/seed-N.FORMAT.md`.
+    Without `out` they go into the run's own folder, as `export/seed-N.FORMAT` and `export/seed-N.FORMAT.md`; those of a policy that
+    came with the package into the current one, as `NAME.FORMAT` and `NAME.FORMAT.md`.
     """
+    if out is None and store.is_shipped(path):
+        out = f"{path}.{to}"
     with store.open_run(path, write=out is None) as folder:
         policies = session.load_policies(folder)
         seed = next(iter(policies)) if seed is None else seed

@@ -1,7 +1,10 @@
 """The model card: what a policy is, how safe it was found to be, where it comes from, and what it is not good for."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
 
 from tqpo import finish, provenance, session, store
 from tqpo.acting import ActorPolicy
@@ -18,25 +21,27 @@ LIMITS = (
 
 
 def facts_of(folder: store.Run, seed: int, policy: ActorPolicy) -> dict[str, Any]:
-    """All that is known of a seed's policy, as plain JSON values: the card, and the metadata of an ONNX file."""
+    """All that is known of a seed's policy, as plain JSON values: the card, and the metadata of an ONNX file.
+
+    It is read from the folder alone: the environment need not be there.
+    """
     job = session.Job.from_description(folder.config)
+    algorithm = folder.config["derived"]["algorithm"]
     _, description = folder.load_policy()
-    chosen = {entry["seed"]: entry["iteration"] for entry in description.get("chosen", [])}
-    last = folder.manifest["sessions"][-1]
+    chosen = {entry["seed"]: entry.get("iteration") for entry in description.get("chosen", [])}
+    iterations = math.ceil(job.steps / (algorithm["learner"]["n_envs"] * algorithm["learner"]["n_steps"]))
+    last, evaluations = folder.manifest["sessions"][-1], finish.evaluations_of(folder)
     return {
         "task": job.task,
         "task_settings": dict(job.task_settings),
         "algorithm": job.algo,
         "enforces": DESCRIPTIONS.get(job.algo, ("", ""))[0],
-        "constraints": [
-            {"channel": c.channel, "kind": c.kind, "cost_limit": float(c.limit), "safety": float(c.safety)}
-            for c in session.constraints(job)
-        ],
-        "evaluations": [summary(found, seed) for found in finish.evaluations_of(folder)],
+        "constraints": constraints_of(algorithm, evaluations),
+        "evaluations": [summary(found, seed) for found in evaluations],
         "training": {
             "steps": job.steps,
-            "iterations": job.iterations,
-            "iteration_of_this_policy": chosen.get(seed, job.iterations),
+            "iterations": iterations,
+            "iteration_of_this_policy": chosen.get(seed),
             "seed": seed,
             "seeds": list(job.seeds),
             "preset": job.preset,
@@ -47,12 +52,24 @@ def facts_of(folder: store.Run, seed: int, policy: ActorPolicy) -> dict[str, Any
         },
         "versions": last["versions"],
         "exported_by": {name: provenance.version(name) for name in ("tqpo", "jax", "onnx") if provenance.version(name)},
-        **signature(policy),
+        "action": description.get("action"),
+        **signature(policy, description.get("action")),
         "limits": list(LIMITS),
     }
 
 
-def signature(policy: ActorPolicy) -> dict[str, Any]:
+def constraints_of(algorithm: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As the policy was judged; before that, as it was trained."""
+    if evaluations:
+        return evaluations[0]["constraints"]
+    return [
+        {"channel": c["channel"], "name": f"cost {c['channel']}" if c["channel"] else "cost", "kind": c["kind"]}
+        | {"cost_limit": float(c["limit"]), "safety": float(c["safety"])}
+        for c in algorithm["constraints"]
+    ]
+
+
+def signature(policy: ActorPolicy, action: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Names, types and shapes of what goes in and comes out; the package's docstring says what they mean."""
     actor = policy.actor
     obs, actions = (["batch", int(x.shape[-1])] for x in (policy.moments.mean, actor.mean.bias))
@@ -61,6 +78,9 @@ def signature(policy: ActorPolicy) -> dict[str, Any]:
         outputs += [port("index", ["batch"], "int32"), port("logits", actions)]
     else:
         outputs += [port("log_std", actions[1:])]
+    if action is not None:
+        choice = actor.log_std is None
+        outputs += [port("env_action", ["batch", *np.shape(action.get("low", 0))], "int32" if choice else "float32")]
     if actor.lstm is not None:
         memory = ["batch", int(actor.lstm.weight_rec.shape[0])]
         inputs += [port("h", memory), port("c", memory), port("prev_action", actions), port("prev_reward", ["batch"])]
@@ -83,6 +103,8 @@ def markdown(facts: Mapping[str, Any], to: str) -> str:
     """The card as a page."""
     training = facts["training"]
     asked = [f"- {sentence(c)}" for c in facts["constraints"]]
+    chosen = training["iteration_of_this_policy"]
+    moment = "" if chosen is None else f"; the policy of iteration {chosen}"
     enforced = {
         "none": "Reported, but not enforced by this algorithm.",
         "mean": "Training bounded the mean episode cost.",
@@ -96,7 +118,7 @@ def markdown(facts: Mapping[str, Any], to: str) -> str:
         safety_table(facts) or "Not evaluated: nothing is known of its safety. `tqpo evaluate RUN` finds out.",
         "## Training",
         f"{training['steps']:,} steps in {training['iterations']} iterations, seed {training['seed']} (of "
-        f"{', '.join(map(str, training['seeds']))}); the policy of iteration {training['iteration_of_this_policy']}. "
+        f"{', '.join(map(str, training['seeds']))}){moment}. "
         f"Preset {training['preset']}{changes(training['settings'])}; task{changes(facts['task_settings']) or ' as it is'}. "
         f"Commit `{training['commit']}`, on {training['device']}; run `{training['run']}`.",
         "Trained with " + ", ".join(f"{name} {v}" for name, v in facts["versions"].items()) + ". Exported with "
@@ -105,7 +127,8 @@ def markdown(facts: Mapping[str, Any], to: str) -> str:
         port_table(facts["inputs"]),
         "## Outputs",
         port_table(facts["outputs"]),
-        "`action` is the likeliest action, in [-1, 1]. " + SAMPLING["index" in {p["name"] for p in facts["outputs"]}],
+        "`action` is the likeliest action, in [-1, 1]. " + SAMPLING["index" in {p["name"] for p in facts["outputs"]}]
+        + (" `env_action` is it as the environment takes it." if facts["action"] else ""),
         "## Limits of use",
         "\n".join(f"- {text}" for text in facts["limits"]),
     ]  # fmt: skip
@@ -119,7 +142,7 @@ SAMPLING = {
 
 
 def sentence(c: Mapping[str, Any]) -> str:
-    cost = "episode cost" if c["channel"] == 0 else f"episode cost of channel {c['channel']}"
+    cost = "episode cost" if c["name"] == "cost" else f"episode cost {c['name']}"
     if c["kind"] == "mean":
         return f"E[{cost}] ≤ {c['cost_limit']:g}"
     return f"Pr[{cost} ≤ {c['cost_limit']:g}] ≥ {c['safety']:.4g}"

@@ -50,6 +50,8 @@ def encode(policy: ActorPolicy, facts: Mapping[str, Any]) -> bytes:
     if actor.lstm is not None:
         x = graph("Add", x, cell(graph, actor.lstm, x))
     read_action(graph, actor, x)
+    if facts["action"] is not None:
+        give_action(graph, facts["action"])
     inputs, outputs = ports(facts["inputs"]), ports(facts["outputs"])
     model = helper.make_model(
         helper.make_graph(graph.nodes, "policy", inputs, outputs, graph.constants),
@@ -93,6 +95,17 @@ def read_action(graph: Graph, actor: networks.Actor, features: str) -> None:
     graph("Cast", index, gives="index", to=TensorProto.INT32)
     depth = graph.constant(actor.mean.bias.shape[0], np.int64)
     graph("OneHot", index, depth, graph.constant([0.0, 1.0]), axis=1, gives="action")
+
+
+def give_action(graph: Graph, form: Mapping[str, Any]) -> None:
+    """The action as the environment takes it: start + index, or low + (action + 1)/2·(high − low)."""
+    if "start" in form:
+        graph("Add", "index", graph.constant(form["start"], np.int32), gives="env_action")
+        return
+    low, high = np.array(form["low"], np.float32), np.array(form["high"], np.float32)
+    shaped = graph("Reshape", "action", graph.constant([-1, *low.shape], np.int64))
+    share = graph("Div", graph("Add", shaped, graph.constant(1.0)), graph.constant(2.0))
+    graph("Add", graph.constant(low), graph("Mul", share, graph.constant(high - low)), gives="env_action")
 
 
 def ports(described: list[dict[str, Any]]) -> list[Any]:

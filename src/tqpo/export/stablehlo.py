@@ -27,7 +27,7 @@ def encode(policy: ActorPolicy, facts: Mapping[str, Any]) -> bytes:
         port["name"]: jax.ShapeDtypeStruct(tuple(batch if n == "batch" else n for n in port["shape"]), port["dtype"])
         for port in facts["inputs"]
     }
-    program = jax.jit(lambda inputs: step(policy, inputs))
+    program = jax.jit(lambda inputs: give_action(facts["action"], step(policy, inputs)))
     return bytes(jax.export.export(program, platforms=PLATFORMS)(shapes).serialize())
 
 
@@ -47,3 +47,14 @@ def step(policy: ActorPolicy, inputs: dict[str, Array]) -> dict[str, Array]:
     else:
         outputs |= {"index": jnp.argmax(action, -1).astype("int32"), "logits": mean}
     return outputs if memory is None else outputs | {"h_next": memory.h, "c_next": memory.c}
+
+
+def give_action(form: Mapping[str, Any] | None, outputs: dict[str, Array]) -> dict[str, Array]:
+    """Adds the action as the environment takes it: start + index, or low + (action + 1)/2·(high − low)."""
+    if form is None:
+        return outputs
+    if "start" in form:
+        return outputs | {"env_action": form["start"] + outputs["index"]}
+    low, high = jnp.array(form["low"], "float32"), jnp.array(form["high"], "float32")
+    shaped = outputs["action"].reshape(-1, *low.shape)
+    return outputs | {"env_action": low + (shaped + 1.0) / 2.0 * (high - low)}
