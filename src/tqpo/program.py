@@ -132,10 +132,10 @@ def _init_program(env: Spec, algorithm: str):
 
 
 @functools.lru_cache(maxsize=64)
-def make_chunk(env: Any, algorithm: str, iterations: int, donate: bool = True):
+def make_chunk(env: Any, algorithm: str, iterations: int, donate: bool = True, devices: int = 1):
     """The compiled (states, configs) → (states, metrics [iterations, runs, …]); compiled once per structure.
 
-    With `donate` the states passed in are used up.
+    With `donate` the states passed in are used up. With several devices, each trains its share of the runs.
     """
 
     def chunk(states, configs):
@@ -145,7 +145,20 @@ def make_chunk(env: Any, algorithm: str, iterations: int, donate: bool = True):
         with jax.default_matmul_precision(configs.learner.matmul_precision):
             return jax.lax.scan(iteration, states, length=iterations)
 
+    if devices > 1:
+        specs = (jax.P("runs"), jax.P(None, "runs"))
+        chunk = jax.shard_map(chunk, mesh=_mesh(devices), in_specs=specs[0], out_specs=specs, check_vma=False)
     return jax.jit(chunk, donate_argnums=(0,) if donate else ())
+
+
+def _mesh(devices: int) -> jax.sharding.Mesh:
+    return jax.make_mesh((devices,), ("runs",), devices=jax.local_devices()[:devices])
+
+
+def shares(group: Group) -> int:
+    """Over how many of this machine's devices a group is spread: all of them if they divide its runs, else one."""
+    count = jax.local_device_count()
+    return count if isinstance(group.env, Env) and len(group) % count == 0 else 1
 
 
 def _over_runs(update, states, configs):
@@ -172,12 +185,15 @@ def run(
     """
     configs = stack_configs(group.configs)
     state = init_group(group) if state is None else state
-    done, collected = 0, []
+    done, collected, devices = 0, [], shares(group)
+    if devices > 1:
+        spread = jax.sharding.NamedSharding(_mesh(devices), jax.P("runs"))
+        state, configs = jax.device_put((state, configs), spread)
     with _on_host(group, state) as collector:
         while done < iterations:
             length = min(chunk, iterations - done) if collector is None else 1
             before = state
-            program = collector or make_chunk(group.env, group.algorithm, length, donate=max_skips is None)
+            program = collector or make_chunk(group.env, group.algorithm, length, max_skips is None, devices)
             state, metrics = program(state, configs)
             done += length
             collected.append(jax.tree.map(np.asarray, metrics))
@@ -187,6 +203,8 @@ def run(
                 check_finite(group, before, seen, max_skips)
             if on_chunk is not None and on_chunk(seen):
                 break
+    if devices > 1:
+        state = jax.device_put(state, jax.local_devices()[0])
     return state, {name: np.concatenate([m[name] for m in collected]) for name in collected[0]}
 
 
