@@ -15,9 +15,9 @@ ROWS = [
     {"envs", "hosting"},
     {"rollout"},
     {"algorithms"},
-    {"program", "collecting", "acting", "hosted", "evaluation", "store", "events", "provenance"},
+    {"program", "collecting", "acting", "hosted", "evaluation", "store", "events", "provenance", "cluster"},
     {"paper", "figures", "plots", "video", "playback", "report", "bench", "parity", "convergence"},
-    {"job", "live", "sinks", "session", "finish", "summary", "api", "ship", "reproduce", "export"},
+    {"job", "live", "sinks", "session", "finish", "summary", "api", "ship", "reproduce", "export", "sweep"},
     {"cli"},
 ]
 ROW_OF = {name: i for i, row in enumerate(ROWS) for name in row}

@@ -11,10 +11,11 @@ from tqpo.cli.export import Export
 from tqpo.cli.info import Algorithms, Bench, Tasks
 from tqpo.cli.reproduce import Reproduce
 from tqpo.cli.runs import Compare, Evaluate, Plot, Report, Watch
+from tqpo.cli.sweep import Sweep
 from tqpo.cli.train import Train
 from tqpo.errors import Interrupted, TqpoError
 
-COMMANDS = (Train, Evaluate, Plot, Compare, Watch, Report, Export, CheckEnv, Tasks, Algorithms, Bench, Reproduce)
+COMMANDS = (Train, Sweep, Evaluate, Plot, Compare, Watch, Report, Export, CheckEnv, Tasks, Algorithms, Bench, Reproduce)
 
 
 def main() -> None:

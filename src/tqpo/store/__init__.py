@@ -1,6 +1,7 @@
 """Runs on disk: whole after any crash, verified on every load. `run` describes the folder."""
 
 from tqpo.store.disk import DamagedError, StoreWarning
+from tqpo.store.lock import LockedError
 from tqpo.store.metrics import EMPTY, Mark, rows_of_chunk
 from tqpo.store.pytree import pack
 from tqpo.store.run import Run, create, is_shipped, open_run, shipped
@@ -8,6 +9,7 @@ from tqpo.store.run import Run, create, is_shipped, open_run, shipped
 __all__ = [
     "EMPTY",
     "DamagedError",
+    "LockedError",
     "Mark",
     "Run",
     "StoreWarning",

@@ -15,6 +15,10 @@ from tqpo.store.disk import DamagedError, StoreWarning
 MARK = "tqpo run"
 
 
+class LockedError(StoreError):
+    """Another process writes here. One on a machine that was lost still counts until the file server gives its lock back."""
+
+
 def take(path: pathlib.Path) -> Any:
     """An open file that holds the lock until it is closed or the process ends, however it ends."""
     with disk.writing(path):
@@ -45,4 +49,4 @@ def _refuse(path: pathlib.Path, file: Any) -> NoReturn:
             who = f"process {holder['pid']} on {holder['host']}"
         except (StoreError, KeyError):
             who = "another process"
-    raise StoreError(f"{path.parent} is being written to by {who}: wait for it or stop it, then try again")
+    raise LockedError(f"{path.parent} is being written to by {who}: wait for it or stop it, then try again")

@@ -1,0 +1,83 @@
+"""`tqpo sweep`."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+
+from tyro.conf import Positional
+
+from tqpo.cli.common import interval, wide_console
+from tqpo.errors import ConfigError, TqpoError
+
+
+@dataclasses.dataclass
+class Sweep:
+    """Train the runs that a TOML file lists, on a Ray cluster or on this machine. What is finished is not done again.
+
+    For example: tqpo sweep levels.toml --address auto --out /shared/levels
+    """
+
+    file: Positional[pathlib.Path]
+    """The TOML file; docs/scaling.md describes it."""
+    address: str | None = None
+    """The address of a Ray cluster, or auto; by default Ray is started on this machine."""
+    out: pathlib.Path | None = None
+    """Folder for the runs, which every machine must see; by default sweeps/NAME."""
+    local: bool = False
+    """Use processes of this machine, without Ray."""
+    jobs: int | None = None
+    """With --local: how many jobs at a time; by default as many as their cpus and gpus allow, with one GPU."""
+
+    def __call__(self) -> None:
+        import jax
+
+        from tqpo import cluster, sweep
+
+        jax.config.update("jax_platforms", "cpu")  # this process only plans; devices are the tasks'
+        if self.local and self.address:
+            raise ConfigError("--local and --address: a sweep runs here or on a cluster")
+        if self.jobs is not None and (self.jobs < 1 or not self.local):
+            raise ConfigError(f"jobs = {self.jobs}: at least 1, with --local")
+        if not self.local:
+            cluster.import_ray()
+        plan = sweep.read(self.file)
+        out = self.out or pathlib.Path("sweeps") / self.file.stem
+        if self.local:
+            room = int((os.cpu_count() or 1) / max(plan.cpus, 1e-9)) if not plan.gpus else int(1 / plan.gpus)
+            at_once = self.jobs or min(max(1, room), len(plan.jobs))
+            runner = functools.partial(cluster.run_local, at_once=at_once, gpus=plan.gpus, retries=plan.retries)
+        else:
+            needs = {"cpus": plan.cpus, "gpus": plan.gpus, "retries": plan.retries}
+            runner = functools.partial(cluster.run_tasks, address=self.address, **needs)
+        failed = sweep.run(plan, out, runner)
+        show_results({name: job for name, job in plan.jobs.items() if name not in failed}, out)
+        if failed:
+            raise TqpoError("; ".join(f"{out / name}: {error}" for name, error in failed.items()))
+
+
+def show_results(jobs, out: pathlib.Path) -> None:
+    """What the runs differ in, and what their evaluations say, all seeds of a job pooled."""
+    from rich.table import Table
+
+    from tqpo import finish, store
+    from tqpo.sweep.plan import varying
+
+    table = Table(title=f"{out}: fresh episodes, all seeds pooled, 95 % intervals")
+    columns = varying(jobs.values())
+    for column in ("run", *columns, "return", "Pr[C ≤ d]", "cost quantile", "verdict", "starts"):
+        table.add_column(column, justify="left" if column in {"run", "verdict"} else "right", overflow="fold")
+    for place, name in enumerate(jobs):
+        folder = store.open_run(out / name)
+        pooled = finish.evaluations_of(folder)[0]["pooled"]
+        c = pooled["constraints"][0]
+        table.add_row(
+            name,
+            *(str(values[place]) for values in columns.values()),
+            interval(pooled["return"], "{:.2f}"),
+            interval(c["safety_prob"], "{:.1%}"),
+            interval(c["episode_cost_quantile"], "{:.0f}"),
+            c["verdict"]["word"],
+            str(len(folder.manifest["sessions"])),
+        )
+    wide_console().print(table)
