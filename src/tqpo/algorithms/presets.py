@@ -87,6 +87,9 @@ HOST: dict[str, dict[str, Any]] = {
         "episode_window": 50,
         "step_window": 8192,  # two batches
         "step_stride": 1,
+        "delta": 1.0,  # a milder tilt: with fewer iterations λ must rise faster
+        "max_step": 3.0,  # and not too fast
+        "quantile_window": 20,
     },
     "paper": {},
 }
