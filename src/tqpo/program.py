@@ -152,7 +152,12 @@ def make_chunk(env: Any, algorithm: str, iterations: int, donate: bool = True, d
 
 
 def _mesh(devices: int) -> jax.sharding.Mesh:
-    return jax.make_mesh((devices,), ("runs",), devices=jax.local_devices()[:devices])
+    return jax.sharding.Mesh(np.array(jax.local_devices()[:devices]), ("runs",))
+
+
+def _gathered(state: PyTree, devices: int) -> PyTree:
+    """On one device, so that whoever gets it need not know of others."""
+    return jax.device_put(state, jax.local_devices()[0]) if devices > 1 else state
 
 
 def shares(group: Group) -> int:
@@ -198,14 +203,12 @@ def run(
             done += length
             collected.append(jax.tree.map(np.asarray, metrics))
             faults = () if collector is None else tuple(collector.hosts.take_reports())
-            seen = Chunk(done, state, collected[-1], faults)
+            seen = Chunk(done, _gathered(state, devices), collected[-1], faults)
             if max_skips is not None:
                 check_finite(group, before, seen, max_skips)
             if on_chunk is not None and on_chunk(seen):
                 break
-    if devices > 1:
-        state = jax.device_put(state, jax.local_devices()[0])
-    return state, {name: np.concatenate([m[name] for m in collected]) for name in collected[0]}
+    return _gathered(state, devices), {name: np.concatenate([m[name] for m in collected]) for name in collected[0]}
 
 
 def _on_host(group: Group, state: PyTree) -> contextlib.AbstractContextManager[Any]:
