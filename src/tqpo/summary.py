@@ -46,7 +46,7 @@ def curves(run: store.Run, seeds: int) -> dict[str, list[list[float]]]:
     which = np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int))
     tables = {name: x[: length * seeds].reshape(length, seeds) for name, x in columns.items()}  # [iterations, seeds]
     shown = {name: table[which].T for name, table in tables.items() if name.partition(".")[0] in CURVES}
-    return {name: [[float(f"{x:.5g}") for x in line] for line in lines] for name, lines in shown.items()}
+    return {name: [[float(f"{x:.7g}") for x in line] for line in lines] for name, lines in shown.items()}
 
 
 def main() -> None:
