@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tqpo.algorithms.presets import PRESETS
-from tqpo.errors import ConfigError, UnknownNameError
+from tqpo.errors import ConfigError, TqpoError, UnknownNameError
 from tqpo.networks import NetworkSpec
 from tqpo.paper import SETS, TABLE1, TABLE2, Cell
 from tqpo.reproduce import cells, document, jobs, judge, tables
@@ -115,7 +115,7 @@ def test_averages_are_those_of_the_last_tenth():
 def test_a_failure_names_its_group(tmp_path):
     plan = Plan((Cell("SimpleEnv", "nonsense", 0.9),), tmp_path)
     with pytest.raises(UnknownNameError, match="nonsense"):
-        jobs.run_plan(plan)
+        jobs.run_plan(plan, lambda tasks, on_wait: iter(()))
 
 
 def test_tables(finished, capsys):
@@ -161,3 +161,40 @@ def test_two_folders_are_compared(finished, tmp_path):
     (other / names[0]).write_text(json.dumps(changed | {"skipped_updates": 1}))
     (other / names[1]).unlink()
     assert differences(plan.out, other) == {names[0]: ["skipped_updates"], names[1]: ["missing"]}
+
+
+def test_a_group_that_was_lost_goes_on(tmp_path):
+    """Stopped after a checkpoint and started again, it ends with the numbers of one that was never stopped."""
+    chosen = tuple(c for c in TABLE1 if c.task == "SimpleEnv" and c.algo == "tqpo")[:1]
+    plan = Plan(chosen, tmp_path / "whole", (0,), 10_000, episodes=0, chunk=1)
+    cells.run_cells(plan, chosen, lambda _: None)
+    again = dataclasses.replace(plan, out=tmp_path / "lost", checkpoint_every=2)
+
+    class Lost(Exception):
+        pass
+
+    def until_the_third(facts):
+        if facts.get("iteration") == 3:
+            raise Lost
+
+    with pytest.raises(Lost):
+        cells.run_cells(again, chosen, until_the_third)
+    said = []
+    cells.run_cells(again, chosen, said.append)
+    assert [facts["iteration"] for facts in said if "iteration" in facts] == [3, 4, 5]
+    assert not any(differences(plan.out, again.out).values())
+    assert not list(again.out.glob(".groups/*"))
+
+
+def test_progress_and_failures(finished, capsys):
+    """Nothing is left to train: the runner gets no task, the view no line; a failure is named."""
+    plan, _ = finished
+    assert jobs.run_plan(plan, lambda tasks, on_wait: iter([])) == [cells.path_of(plan, c) for c in plan.cells]
+    more = dataclasses.replace(plan, seeds=(0, 1, 2))
+
+    def failing(tasks, on_wait):
+        on_wait()
+        yield tasks[0][0], TqpoError("no device")
+
+    with pytest.raises(TqpoError, match=r"SimpleEnv tqpo \(paper\): no device"):
+        jobs.run_plan(more, failing)

@@ -1,9 +1,13 @@
 """`tqpo reproduce`."""
 
 import dataclasses
+import functools
 import pathlib
 
 from tyro.conf import Positional
+
+CHECKPOINT_EVERY = 50  # iterations, where a machine can be lost
+SHARE = 0.5  # of a GPU, if there is one: processes here share it
 
 
 @dataclasses.dataclass
@@ -25,11 +29,18 @@ class Reproduce:
     judge: int = 0
     """Seeds of each cell of Table 1 that MuJoCo judges, with 100 episodes each."""
     jobs: int = 1
-    """Groups of runs at a time. On one GPU three or four fill it, with CUDA's MPS daemon running."""
+    """Groups of runs at a time. On one GPU three to five fill it, with CUDA's MPS daemon running."""
+    ray: bool = False
+    """Place each group as a task on a Ray cluster; `out` must be a folder that all its machines see."""
+    address: str | None = None
+    """The cluster's address, or auto; without one, Ray is started on this machine."""
+    gpus: float = 0.25
+    """With Ray: the share of a GPU that each group gets; 0 for machines without."""
     out: pathlib.Path = pathlib.Path("results/paper")
     """Folder for one JSON file per cell."""
 
     def __call__(self) -> None:
+        from tqpo import cluster
         from tqpo.errors import ConfigError, UnknownNameError
         from tqpo.paper import SETS
         from tqpo.reproduce import document, jobs
@@ -50,5 +61,11 @@ class Reproduce:
         if not cells:
             raise UnknownNameError(f"{self.what} has no cell of {' '.join((*self.task, *self.algo))}")
         seeds = tuple(range(self.seeds))
-        plan = Plan(tuple(cells), self.out, seeds, int(self.steps), self.episodes, self.judge)
-        document.show(jobs.run_plan(plan, self.jobs))
+        every = CHECKPOINT_EVERY if self.ray else 0
+        plan = Plan(
+            tuple(cells), self.out.absolute(), seeds, int(self.steps), self.episodes, self.judge, checkpoint_every=every
+        )
+        runner = functools.partial(cluster.run_local, at_once=self.jobs, gpus=SHARE)
+        if self.ray:
+            runner = functools.partial(cluster.run_tasks, gpus=self.gpus, address=self.address)
+        document.show(jobs.run_plan(plan, runner, self.jobs))

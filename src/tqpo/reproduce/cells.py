@@ -31,8 +31,9 @@ from tqpo.algorithms.presets import VARIANTS, preset
 from tqpo.envs import make
 from tqpo.errors import TqpoError
 from tqpo.paper import COST_LIMIT, STEPS, TABLE1, Cell
-from tqpo.program import Group, Run, group_runs, init_group, run, take_run
+from tqpo.program import Group, Metrics, Run, group_runs, init_group, run, take_run
 from tqpo.provenance import provenance
+from tqpo.reproduce.keep import Keep
 from tqpo.session import evaluation_key, policies_of
 
 CURVES = ("return_mean", "safety_prob", "episode_cost_mean", "episode_cost_quantile", "multiplier", "log_std")
@@ -53,6 +54,7 @@ class Plan:
     judged_seeds: int = 0  # of each cell, in MuJoCo
     judged_episodes: int = 100  # per seed
     chunk: int = 8  # iterations between two reports
+    checkpoint_every: int = 0  # iterations, to go on from after a loss; 0: never, a group takes minutes
 
 
 Say = Callable[[dict[str, Any]], Any]  # takes what a group is doing
@@ -131,7 +133,8 @@ def run_cells(plan: Plan, cells: Sequence[Cell], say: Say) -> None:
     def partial(metrics) -> None:
         write_all(metrics, lambda _: {"complete": False})
 
-    state, metrics, seconds = train_group(plan, group, say, partial)
+    keep = Keep(plan.out, name_of(cells), {"cells": [settings_of(plan, cell) for cell in cells]})
+    state, metrics, seconds = train_group(plan, group, keep, say, partial)
     timing = {"runs": len(group), "first_chunk_s": seconds[0], "train_s": seconds[1]}
     stacked = policies_of(state)
     started = time.perf_counter()
@@ -147,35 +150,44 @@ def run_cells(plan: Plan, cells: Sequence[Cell], say: Say) -> None:
     timing |= {"evaluate_s": time.perf_counter() - started, "total_s": time.perf_counter() - begun}
     origin = provenance()
     write_all(metrics, lambda cell: checked[cell] | {"complete": True, "group": timing, "provenance": origin})
+    keep.drop()
     say({"doing": "done"})
 
 
-def train_group(plan: Plan, group: Group, say: Say, partial: Callable[[dict[str, np.ndarray]], Any]):
+def train_group(plan: Plan, group: Group, keep: Keep, say: Say, partial: Callable[[Metrics], Any]):
     """Final states, metrics, and the seconds until the first chunk was done and after it."""
     learner = group.configs[0].learner
     iterations = math.ceil(plan.steps / (learner.n_envs * learner.n_steps))
-    begun, first, parts = time.perf_counter(), 0.0, []
+    begun, first = time.perf_counter(), 0.0
+    state = init_group(group)
+    found = keep.load(state) if plan.checkpoint_every else None
+    start, state, before = found or (0, state, {})
+    parts = [before] if before else []
 
     def on_chunk(chunk) -> None:
         nonlocal first
         first = first or time.perf_counter()
         parts.append(chunk.metrics)
+        done, length = start + chunk.iteration, len(chunk.metrics["steps"])
         last = {name: float(np.mean(chunk.metrics[name][-1])) for name in ("return_mean", "safety_prob")}
-        say({"doing": "training", "iteration": chunk.iteration, "iterations": iterations} | last)
+        say({"doing": "training", "iteration": done, "iterations": iterations} | last)
         if len(parts) % PARTIAL_EVERY == 0:
             partial(joined(parts))
+        if plan.checkpoint_every and done // plan.checkpoint_every > (done - length) // plan.checkpoint_every:
+            keep.save(done, chunk.state, joined(parts))
 
-    whole = iterations - iterations % plan.chunk
     say({"doing": "compiling", "iterations": iterations})
-    state, metrics = run(group, whole, plan.chunk, on_chunk, init_group(group), None) if whole else (None, {})
-    if whole < iterations:  # the rest in single steps: no other length is compiled
-        state, rest = run(group, iterations - whole, 1, None, state, None)
-        metrics = joined([metrics, rest] if whole else [rest])
+    whole = (iterations - start) // plan.chunk * plan.chunk
+    if whole:
+        state, _ = run(group, whole, plan.chunk, on_chunk, state, None)
+    if start + whole < iterations:  # the rest in single steps: no other length is compiled
+        state, rest = run(group, iterations - start - whole, 1, None, state, None)
+        parts.append(rest)
     first = first or time.perf_counter()
-    return state, metrics, (first - begun, time.perf_counter() - first)
+    return state, joined(parts), (first - begun, time.perf_counter() - first)
 
 
-def joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def joined(parts: Sequence[Metrics]) -> Metrics:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -4,67 +4,72 @@ Each group has a process of its own, so that its memory on the device is free wh
 starts, to choose the same kernels every time: the same command on the same hardware gives the same numbers.
 """
 
-import concurrent.futures
 import json
-import multiprocessing
 import os
 import pathlib
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from tqpo.errors import TqpoError
+from tqpo.errors import Interrupted, TqpoError
 from tqpo.paper import Cell
 from tqpo.provenance import provenance
 from tqpo.reproduce.cells import Plan, done, groups_of, judged, name_of, path_of, policy_file, read, run_cells, write
 from tqpo.reproduce.judge import Judge
+from tqpo.session import listening
 
 REPEATABLE = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 PROGRESS = ".progress"
 PLAIN_EVERY = 20.0  # seconds between two reports where there is no terminal
 
 
-def run_plan(plan: Plan, jobs: int = 1) -> list[pathlib.Path]:
-    """Runs every group that is not done, `jobs` at a time, and judges what was not judged. Returns the files of all cells."""
-    groups = groups_of(plan)
+Runner = Callable[..., Iterator[tuple[str, Any]]]  # (tasks, on_wait=…) → (name, result) as they finish
+
+
+def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:
+    """Runs every group that is not done, and judges what was not judged. Returns the files of all cells.
+
+    `runner` runs tasks, here (`cluster.run_local`) or elsewhere (`cluster.run_tasks`), about `jobs` of them at a time.
+    """
+    groups = {name_of(cells): cells for cells in groups_of(plan)}
     folder = plan.out / PROGRESS
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
         old.unlink()
     os.environ["XLA_FLAGS"] = " ".join(x for x in (os.environ.get("XLA_FLAGS"), REPEATABLE) if x)
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # processes share the device
     begun, failed = time.perf_counter(), {}
-    context = multiprocessing.get_context("spawn")
     judge = Judge(plan, max(1, (os.cpu_count() or 1) - jobs))
     judge.take([cell for cell in plan.cells if unjudged(plan, cell)])
-    pool = concurrent.futures.ProcessPoolExecutor(jobs, context, max_tasks_per_child=1)
+    tasks = [(name, run_group, (plan, cells, i)) for i, (name, cells) in enumerate(groups.items())]
     try:
-        tasks = {pool.submit(run_group, plan, cells, i): cells for i, cells in enumerate(groups)}
-        with View(folder, [name_of(g) for g in groups]) as view:
-            while tasks or judge.tasks:
-                ended, _ = concurrent.futures.wait(tasks, timeout=1, return_when="FIRST_COMPLETED")
-                for task in ended:
-                    cells = tasks.pop(task)
-                    if error := task.exception():
-                        failed[name_of(cells)] = error
-                    else:
-                        judge.take(cells)
-                judge.gather(0.0 if tasks else 1.0)
+        with View(folder, list(groups)) as view, listening() as heard:
+
+            def look(seconds: float = 0.0) -> None:
+                if heard:
+                    raise Interrupted(heard[0], "stopped; what is complete is kept, and the same command does the rest")
+                judge.gather(seconds)
                 view.show()
+
+            for name, result in runner(tasks, on_wait=look):
+                if isinstance(result, Exception):
+                    failed[name] = result
+                else:
+                    judge.take(groups[name])
+                look()
+            while judge.tasks:
+                look(1.0)
     finally:
-        for each in (pool, judge.pool):
-            each.shutdown(wait=False, cancel_futures=True)
-    shutil.rmtree(folder, ignore_errors=True)
+        judge.close()
+        shutil.rmtree(folder, ignore_errors=True)
     if failed:
-        raise TqpoError("; ".join(f"{name}: {type(e).__name__}: {e}" for name, e in failed.items()))
+        raise TqpoError("; ".join(f"{name}: {error}" for name, error in failed.items()))
     if groups:
-        seconds = time.perf_counter() - begun
-        add_timing(plan, {"seconds": seconds, "jobs": jobs, "groups": [name_of(g) for g in groups]})
+        add_timing(plan, {"seconds": time.perf_counter() - begun, "jobs": jobs, "groups": list(groups)})
     return [path_of(plan, cell) for cell in plan.cells]
 
 
