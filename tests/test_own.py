@@ -128,7 +128,7 @@ def test_python_takes_functions(tmp_path):
 
     def callback(iteration, metrics):
         seen.append((iteration, metrics["return_mean"].shape))
-        return iteration == 2
+        return np.bool_(iteration == 2)
 
     small = {"steps": 6 * 128, "settings": SETTINGS, "algo": "ppo", "episodes": 8, "quiet": True}
     found = tqpo.train(

@@ -1,5 +1,6 @@
 """A frozen policy in environments on the host: fresh episodes to judge it by, and one to look at."""
 
+import os
 from typing import Any
 
 import equinox as eqx
@@ -15,7 +16,7 @@ from tqpo.hosting.reference import GYM, build, find, takes
 from tqpo.hosting.spec import HostSpec, border_of
 from tqpo.types import Key, PyTree
 
-AT_ONCE = 32  # environments of an evaluation
+AT_ONCE = 32  # environments of an evaluation, where they share a process
 LONGEST = 2000  # steps of a film
 
 
@@ -35,7 +36,7 @@ def run_episodes(
     key: Key,
     episodes: int,
     *,
-    at_once: int = AT_ONCE,
+    at_once: int | None = None,
     deterministic: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Totals, list[str]]:
@@ -43,6 +44,8 @@ def run_episodes(
 
     Each environment runs a fixed number of them, so that short ones do not crowd out long ones.
     """
+    own_process = env.hosting.vector == "async" and not env.own_vector
+    at_once = at_once or (os.cpu_count() or 1 if own_process else AT_ONCE)
     count = min(check_count("at_once", at_once), check_count("episodes", episodes))
     share = np.full(count, episodes // count) + (np.arange(count) < episodes % count)  # of each environment
     found: list[list[tuple[float, np.ndarray, int]]] = [[] for _ in range(count)]

@@ -141,7 +141,7 @@ def _train(job: Job, group: Group, folder: store.Run, state: PyTree, done: int, 
             if iteration - length < moment <= iteration:
                 folder.save_snapshot(moment, policies_of(chunk.state))
         crossed = iteration // host.checkpoint_every > (iteration - length) // host.checkpoint_every
-        stop = host.callback is not None and host.callback(iteration, chunk.metrics) is True
+        stop = host.callback is not None and bool(host.callback(iteration, chunk.metrics))
         if crossed or heard or stop or iteration >= job.iterations:
             save(iteration, chunk.state)
         if heard:
