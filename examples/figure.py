@@ -21,6 +21,8 @@ def main() -> None:
         figure, axes = new_figure(2, len(found), (3.4 * len(found), 5.2))
         for column, (name, run) in enumerate(found.items()):
             curves, asked = run["curves"], run["evaluations"][0]["constraints"]
+            seen = [i for i, x in enumerate(curves["return_mean"][0]) if x]  # 0 before the first episode has ended
+            curves = {key: [[line[i] for i in seen] for line in lines] for key, lines in curves.items()}
             steps = curves["step"][0]
             top, bottom = axes[column], axes[len(found) + column]
             top.plot(steps, curves["return_mean"][0], color="#0072b2")

@@ -8,9 +8,9 @@ tqpo train gym:Pendulum-v1 --cost-fn costs:pendulum_velocity --cost-limit 2 --st
     --set discount=0.95 gae_lambda=0.95 learning_rate=5e-4 cost_scale=2
 tqpo train gym:CartPole-v1 --cost-fn costs:cart_position --cost-limit 25 --steps 2e5 --episodes 400 --snapshots 4 --out runs/cartpole
 tqpo train gym:HalfCheetah-v5 --cost-fn costs:cheetah_velocity --cost-limit 100 --steps 5e5 --episodes 100 --snapshots 3 --out runs/cheetah \
-    --set cost_scale=50
+    --set cost_scale=50 indicator_scale=0.5
 
-courier="--steps 3e6 --set cost_scale=2 gain=0.05 delta=1 max_multiplier=20 normalize_advantage=true indicator_scale=1 learning_rate=1e-3"
+courier="--steps 3e6 --set cost_scale=2 gain=0.05 delta=1 max_multiplier=20 indicator_scale=1 learning_rate=1e-3"
 tqpo train courier:Courier --constraint damage:limit=10,safety=0.9 --constraint energy:mean=10 --out runs/courier $courier
 tqpo train courier:Courier --constraint damage:limit=10,safety=0.9 --out runs/courier-damage-only $courier
 tqpo train courier:Courier --constraint energy:mean=10 --out runs/courier-energy-only $courier
