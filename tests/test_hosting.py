@@ -1,7 +1,6 @@
 """Environments on the host: costs, spaces, autoreset modes, and what happens when one goes wrong."""
 
 import multiprocessing
-import time
 
 import numpy as np
 import pytest
@@ -265,9 +264,7 @@ class TestFaults:
     def test_a_process_that_does_not_answer_is_killed(self, tmp_path, monkeypatch):
         monkeypatch.setattr("tqpo.hosting.hosts.GRACE", 0.5)
         spec = spec_of("sleepy", path=str(tmp_path / "slept"), hosting=Hosting(vector="async", timeout=1.0))
-        started = time.monotonic()
         _, ticks, reports = walk(spec, count=2, steps=8)
-        assert time.monotonic() - started < 30
         assert sum(t.lost.all() for t in ticks) == 1
         assert "gave no answer within 1.5 s" in reports[0]
         assert multiprocessing.active_children() == []

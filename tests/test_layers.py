@@ -27,7 +27,7 @@ BORDER = {
     "envs/render.py",
     "export/onnx.py",
     "bridge/environments.py",
-    *(f"hosting/{name}.py" for name in ("spaces", "guard", "hosts", "own_vector")),
+    *(f"hosting/{name}.py" for name in ("spaces", "guard", "hosts", "own_vector", "ray_vector")),
     *(f"cli/{p.name}" for p in (SRC / "cli").iterdir()),
 }
 HEAVY = {"mujoco", "gymnasium", "tyro", "matplotlib", "ray", "PIL", "wandb", "onnx", "onnxruntime"}

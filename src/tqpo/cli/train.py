@@ -32,7 +32,7 @@ class Train:
     cost_fn: str | None = None
     """module:function that gives the cost of a step of your own environment: (obs, action, next_obs, info) -> number or dict."""
     vector: str = "sync"
-    """Your own environments run one after the other (sync) or each in a process (async)."""
+    """Your own environments run one after the other (sync), each in a process (async) or on a Ray cluster (ray)."""
     env_timeout: float = 60.0
     """Seconds that one step of your own environment may take."""
     env_restarts: int = 3

@@ -139,6 +139,10 @@ class Hosts:
             from tqpo.hosting.own_vector import OwnVector
 
             return OwnVector(self.spec, plan, self.count, self.faults)
+        if hosting.vector == "ray":
+            from tqpo.hosting.ray_vector import RayVector
+
+            return RayVector(plan, self.count, self.faults, self._wait)
         make = Guard if hosting.vector == "sync" else functools.partial(in_worker, os.getpid())
         makers = [functools.partial(make, plan, i, int(self.faults[i])) for i in range(self.count)]
         mode = AutoresetMode(hosting.autoreset)

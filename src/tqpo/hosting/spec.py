@@ -13,7 +13,7 @@ from tqpo.hosting.reference import GYM, build, find, is_reference, takes
 from tqpo.hosting.spaces import Border, ContractError
 from tqpo.types import Env
 
-VECTORS = ("sync", "async")
+VECTORS = ("sync", "async", "ray")
 AUTORESETS = ("SameStep", "NextStep", "Disabled")
 UNLIMITED = 2**31 - 1  # steps of an episode that nobody limits
 
@@ -22,7 +22,7 @@ UNLIMITED = 2**31 - 1  # steps of an episode that nobody limits
 class Hosting:
     """How environments on the host are run."""
 
-    vector: str = "sync"  # one after the other in this process, or "async": each in a process of its own
+    vector: str = "sync"  # one after the other in this process, "async": each in a process of its own, "ray": on actors
     timeout: float = 60.0  # s that one call may take
     restarts: int = 3  # of each environment, after faults
     autoreset: str = "SameStep"  # Gymnasium's mode, where the vector is ours; the transitions are the same
