@@ -140,6 +140,7 @@ def call(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
     return code, *capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_a_run_is_exported_with_its_card(run, monkeypatch, capsys):
     code, out, err = call(monkeypatch, capsys, "export", run, "--seed", 1)
     assert (code, err) == (0, "")
@@ -162,6 +163,7 @@ def test_a_run_is_exported_with_its_card(run, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("to", STEPS)
+@pytest.mark.slow
 def test_the_file_of_a_run_acts_as_the_loaded_policy(run, tmp_path, to):
     path, _ = export.export(run, to, out=tmp_path / "new" / f"policy.{to}")
     _, obs = jobs.small_job().env().reset(jax.random.key(0))
@@ -175,6 +177,7 @@ def test_the_file_of_a_run_acts_as_the_loaded_policy(run, tmp_path, to):
     np.testing.assert_allclose(action[0], expected, atol=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_a_policy_that_came_with_the_package_goes_to_where_one_is(run, tmp_path, monkeypatch):
     monkeypatch.setattr(store.run, "SHIPPED", run.parent)
     monkeypatch.chdir(tmp_path)
@@ -189,11 +192,13 @@ def test_a_policy_that_came_with_the_package_goes_to_where_one_is(run, tmp_path,
         (["--seed", "7"], "seed = 7: this run has 0, 1"),
     ],
 )
+@pytest.mark.slow
 def test_wrong_input_is_one_line(run, words, message, monkeypatch, capsys):
     code, _, err = call(monkeypatch, capsys, "export", run, *words)
     assert (code, err) == (2, f"tqpo: {message}\n")
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_named(run, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.delitem(sys.modules, "tqpo.export.onnx", raising=False)

@@ -33,7 +33,7 @@ def finished(tmp_path_factory):
     """Two cells of one group, trained for three iterations, evaluated and judged."""
     chosen = tuple(c for c in TABLE1 if c.task == "SimpleEnv" and c.algo == "tqpo")
     out = tmp_path_factory.mktemp("paper")
-    plan = Plan(chosen, out, (0, 1), 6000, episodes=4, judged_seeds=1, judged_episodes=2, chunk=2)
+    plan = Plan(chosen, out, (0, 1), 6000, episodes=4, judged_seeds=1, judged_episodes=2, chunk=3)
     said = []
     cells.run_cells(plan, chosen, said.append)
     for cell in chosen:  # in a process of its own the judge would not know the tiny network
@@ -163,6 +163,7 @@ def test_two_folders_are_compared(finished, tmp_path):
     assert differences(plan.out, other) == {names[0]: ["skipped_updates"], names[1]: ["missing"]}
 
 
+@pytest.mark.slow
 def test_a_group_that_was_lost_goes_on(tmp_path):
     """Stopped after a checkpoint and started again, it ends with the numbers of one that was never stopped."""
     chosen = tuple(c for c in TABLE1 if c.task == "SimpleEnv" and c.algo == "tqpo")[:1]

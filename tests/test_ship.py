@@ -29,6 +29,7 @@ def shelf(run, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_the_best_seed_is_shipped(run, shelf):
     scores = finish.evaluations_of(store.open_run(run))[0]["seeds"]
     best = max(scores, key=lambda s: s["return"]["value"])["seed"]
@@ -41,6 +42,7 @@ def test_the_best_seed_is_shipped(run, shelf):
     assert sum(f.stat().st_size for f in (shelf / "SimpleEnv-90").rglob("*") if f.is_file()) < 1_000_000
 
 
+@pytest.mark.slow
 def test_found_by_name_and_left_as_it_is(shelf, monkeypatch, tmp_path):
     monkeypatch.setattr(store.run, "SHIPPED", shelf)
     monkeypatch.chdir(tmp_path)
@@ -55,6 +57,7 @@ def test_found_by_name_and_left_as_it_is(shelf, monkeypatch, tmp_path):
         store.open_run("SimpleEnv-90")
 
 
+@pytest.mark.slow
 def test_only_what_is_safe_is_shipped(run, tmp_path):
     source = store.open_run(run)
     found = finish.evaluations_of(source)

@@ -99,6 +99,7 @@ def test_a_wrong_file_is_an_error_before_anything_starts(text, message, write):
         plan.read(write(text))
 
 
+@pytest.mark.slow
 def test_a_sweep_is_finished_once(write, tmp_path):
     found = plan.read(write(FILE))
     out = tmp_path / "out"

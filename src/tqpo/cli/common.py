@@ -14,8 +14,8 @@ def wide_console():
     """The terminal; where there is none, wide enough that tables stay whole."""
     from rich.console import Console
 
-    console = Console()
-    return console if console.is_terminal else Console(width=140)
+    console = Console(emoji=False)  # a name with colons is a name
+    return console if console.is_terminal else Console(width=140, emoji=False)
 
 
 def assignments(pairs: tuple[str, ...]) -> dict:
