@@ -211,6 +211,7 @@ class TestEnvironments:
             with pytest.raises(EnvError, match="out of fuel"):
                 hosts.tick(np.zeros((2, 1), np.float32))
 
+    @pytest.mark.slow
     def test_training_and_a_summary_of_it(self, python, monkeypatch, tmp_path):
         """A quantile constraint on an environment in another Python, from start to verdict."""
         monkeypatch.chdir(HERE)

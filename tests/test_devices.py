@@ -5,9 +5,12 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
+
 import jobs
 
 
+@pytest.mark.slow
 def test_two_devices_give_what_one_gives():
     script = pathlib.Path(__file__).with_name("two_devices.py")
     environment = jobs.environment() | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}

@@ -253,6 +253,7 @@ class TestCommands:
         assert "another observation with the same seed" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_the_template_trains(tmp_path):
     """A pure JAX environment by reference, with two named constraints."""
     job = Job(

@@ -127,6 +127,13 @@ def test_words_for_every_verdict():
     assert "Meets 90% safety" in verdict(summary(rate=0.99))
     assert "Misses 90% safety" in verdict(summary(rate=0.6))
     assert "Cannot tell yet" in verdict(summary(rate=0.9))
+
+
+def test_the_headline_names_what_was_asked():
+    asked = {"name": "energy", "kind": "mean", "cost_limit": 20.0, "safety": 0.9}
+    assert report.aim_of(asked, 2) == "mean energy ≤ 20"
+    assert report.aim_of(asked | {"kind": "quantile", "safety": 0.5}, 2) == "50% safety (energy)"
+    assert report.aim_of(asked | {"kind": "quantile"}, 1) == "90% safety"
     assert "No constraint was set" in verdict(summary(constraints=()))
 
 

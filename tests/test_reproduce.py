@@ -66,6 +66,7 @@ def test_groups_share_a_program(tmp_path):
         assert len({(c.task, c.preset, cells.algorithm_of(c)) for c in group}) == 1
 
 
+@pytest.mark.slow
 def test_a_cell_says_everything(finished):
     plan, said = finished
     found = [cells.read(cells.path_of(plan, cell)) for cell in plan.cells]
@@ -83,6 +84,7 @@ def test_a_cell_says_everything(finished):
     assert said[-1]["doing"] == "done"
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(finished):
     plan, _ = finished
     assert cells.groups_of(plan) == []
@@ -118,6 +120,7 @@ def test_a_failure_names_its_group(tmp_path):
         jobs.run_plan(plan, lambda tasks, on_wait: iter(()))
 
 
+@pytest.mark.slow
 def test_tables(finished, capsys):
     plan, _ = finished
     paths = [cells.path_of(plan, cell) for cell in plan.cells]
@@ -129,6 +132,7 @@ def test_tables(finished, capsys):
     assert "±" not in tables.latex(content)
 
 
+@pytest.mark.slow
 def test_tables_figures_and_page_on_disk(finished, tmp_path):
     plan, _ = finished
     page = tmp_path / "page.md"
@@ -150,6 +154,7 @@ def test_agreement():
     assert not tables.agree(a, {"value": 1.3, "low": 1.1, "high": 1.5})
 
 
+@pytest.mark.slow
 def test_two_folders_are_compared(finished, tmp_path):
     plan, _ = finished
     other = tmp_path / "other"
@@ -187,6 +192,7 @@ def test_a_group_that_was_lost_goes_on(tmp_path):
     assert not list(again.out.glob(".groups/*"))
 
 
+@pytest.mark.slow
 def test_progress_and_failures(finished, capsys):
     """Nothing is left to train: the runner gets no task, the view no line; a failure is named."""
     plan, _ = finished

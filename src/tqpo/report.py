@@ -84,17 +84,33 @@ def verdict(evaluation: Mapping[str, Any]) -> str:
         return "<section><h2>No constraint was set, so there is no verdict.</h2></section>"
     tone, mark = TONES[said["word"]]
     k = decisive(evaluation)
-    level, found = evaluation["constraints"][k]["safety"], evaluation["pooled"]["constraints"][k]["safety_prob"]
-    answers = {"meets": f"Meets {100 * level:g}% safety", "misses": f"Misses {100 * level:g}% safety"}
-    low = gauge_start([found], level)
-    marks = [(0.0, f"{low:.0%}"), (place(level, low), f"required {100 * level:g}%"), (1.0, "100%")]
-    labels = "".join(f'<span style="left:{100 * x:.2f}%">{text}</span>' for x, text in marks)
+    asked, all_met = evaluation["constraints"][k], said["word"] == "meets" and len(evaluation["constraints"]) > 1
+    aim = (
+        f"all {len(evaluation['constraints'])} constraints"
+        if all_met
+        else aim_of(asked, len(evaluation["constraints"]))
+    )
+    answers = {"meets": f"Meets {aim}", "misses": f"Misses {aim}"}
+    shown = ""
+    if asked["kind"] == "quantile":
+        level, found = asked["safety"], evaluation["pooled"]["constraints"][k]["safety_prob"]
+        low = gauge_start([found], level)
+        marks = [(0.0, f"{low:.0%}"), (place(level, low), f"required {100 * level:g}%"), (1.0, "100%")]
+        labels = "".join(f'<span style="left:{100 * x:.2f}%">{text}</span>' for x, text in marks)
+        shown = f"{gauge(found, level, low)}<div class=scale aria-hidden=true>{labels}</div>"
     return (
         f'<section class="verdict {tone}" aria-label="Verdict"><p class=headline><span class=mark aria-hidden=true>{mark}</span>'
-        f"<span id=verdict>{answers.get(said['word'], 'Cannot tell yet')}</span></p>"
+        f"<span id=verdict>{escape(answers.get(said['word'], 'Cannot tell yet'))}</span></p>"
         f"<p class=sentence>{escape(said['sentence'])}</p><p class=soft>{escape(said['seeds'])}</p>"
-        f"{gauge(found, level, low)}<div class=scale aria-hidden=true>{labels}</div></section>"
+        f"{shown}</section>"
     )
+
+
+def aim_of(asked: Mapping[str, Any], constraints: int) -> str:
+    """A constraint in few words."""
+    if asked["kind"] == "mean":
+        return f"mean {asked['name']} ≤ {asked['cost_limit']:g}"
+    return f"{100 * asked['safety']:g}% safety" + (f" ({asked['name']})" if constraints > 1 else "")
 
 
 def decisive(evaluation: Mapping[str, Any]) -> int:

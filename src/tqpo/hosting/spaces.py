@@ -40,7 +40,8 @@ class Border:
         if isinstance(space, Box):
             if not np.all(np.isfinite(space.low)) or not np.all(np.isfinite(space.high)):
                 raise EnvError(
-                    f"action space {space}: needs finite bounds; wrap it in gymnasium.wrappers.RescaleAction"
+                    f"action space {space}: needs finite bounds; give the environment a Box that has them, or a wrapper whose "
+                    "action_space is such a Box"
                 )
         elif not isinstance(space, Discrete):
             raise EnvError(f"action space {space}: must be Box or Discrete; wrap it in gymnasium.ActionWrapper")
