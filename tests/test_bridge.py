@@ -32,6 +32,8 @@ from tqpo.hosting.hosts import Hosts
 from tqpo.hosting.spec import Hosting, HostSpec, make_own
 from tqpo.session import Job
 
+pytestmark = pytest.mark.slow  # processes, sockets and training: `make test-slow`
+
 SOON = 20.0  # s: longer than anything here may take on a busy machine
 HERE = pathlib.Path(__file__).parent
 SRC = pathlib.Path(server.__file__).parent

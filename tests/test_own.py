@@ -21,6 +21,8 @@ from tqpo.evaluation import Totals, summarise
 from tqpo.job import Job, parse_constraint, say_constraint
 from tqpo.session import Host
 
+pytestmark = pytest.mark.slow  # processes, sockets and training: `make test-slow`
+
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 SETTINGS = {"n_envs": 4, "n_steps": 32, "minibatches": 2, "epochs": 2}
 QUIET = Host(quiet=True, checkpoint_every=2)
