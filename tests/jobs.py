@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+from tqpo import cli
 from tqpo.session import Job
 
 CACHE = pathlib.Path(__file__).parent.parent / ".jax_cache"
@@ -42,3 +43,14 @@ def tqpo(*words: str, timeout: float = 300) -> subprocess.CompletedProcess:
     return subprocess.run(
         command(*words), env=environment(), capture_output=True, text=True, timeout=timeout, check=False
     )
+
+
+def call(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of `tqpo words…`."""
+    monkeypatch.setattr(sys, "argv", ["tqpo", *map(str, words)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    return code, *capsys.readouterr()

@@ -1,24 +1,13 @@
 """The command line: what is wrong is said in one line, with exit status 2, and nothing is overwritten."""
 
 import json
-import sys
 
 import pytest
 
 import jobs
-from tqpo import cli, session
+from jobs import call
+from tqpo import session
 from tqpo.session import Host
-
-
-def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of `tqpo words…`."""
-    monkeypatch.setattr(sys, "argv", ["tqpo", *words])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    return code, *capsys.readouterr()
 
 
 @pytest.fixture(scope="module")

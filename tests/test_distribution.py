@@ -1,18 +1,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given
 from scipy import special, stats
 
+from test_gaussian import draw, quick, seeds
 from tqpo import distribution, gaussian
-
-quick = settings(max_examples=40, deadline=None)
-seeds = st.integers(0, 10_000)
-
-
-def draw(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape)
 
 
 @quick

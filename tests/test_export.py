@@ -12,7 +12,8 @@ import onnxruntime
 import pytest
 
 import jobs
-from tqpo import cli, export, finish, networks, session, store
+from jobs import call
+from tqpo import export, finish, networks, session, store
 from tqpo.acting import ActorPolicy
 from tqpo.api import LoadedPolicy
 from tqpo.errors import ConfigError
@@ -128,16 +129,6 @@ def run(tmp_path_factory):
         finish.add_evaluation(folder, 20, "jax", True)
         folder.finish()
     return folder.folder
-
-
-def call(monkeypatch, capsys, *words: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["tqpo", *map(str, words)])
-    code = 0
-    try:
-        cli.main()
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    return code, *capsys.readouterr()
 
 
 @pytest.mark.slow

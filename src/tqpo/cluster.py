@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from tqpo.errors import ConfigError, TqpoError
 
 Task = tuple[str, Callable[..., Any], tuple[Any, ...]]
+Runner = Callable[..., Iterator[tuple[str, Any]]]  # (tasks, on_wait=…) → (name, result) as they finish
 LOOK_EVERY = 1.0  # s between two calls of `on_wait`
 FAREWELL = 30.0  # s in which a task that is called off may save what it has
 PASSED_ON = ("JAX_", "XLA_", "TQPO_")  # environment variables that tasks get from here

@@ -9,13 +9,14 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from tqpo.cluster import Runner
 from tqpo.errors import Interrupted, TqpoError
 from tqpo.paper import Cell
 from tqpo.provenance import provenance
@@ -26,9 +27,6 @@ from tqpo.session import listening
 REPEATABLE = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 PROGRESS = ".progress"
 PLAIN_EVERY = 20.0  # seconds between two reports where there is no terminal
-
-
-Runner = Callable[..., Iterator[tuple[str, Any]]]  # (tasks, on_wait=…) → (name, result) as they finish
 
 
 def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:

@@ -1,18 +1,15 @@
 """Many runs from one file: `plan` reads it, `work` is what one job does wherever it runs, `view` shows how far they are."""
 
 import pathlib
-from collections.abc import Callable, Iterator
-from typing import Any
 
 from tqpo import session
+from tqpo.cluster import Runner
 from tqpo.errors import Interrupted
 from tqpo.sweep import work
 from tqpo.sweep.plan import Sweep, read
 from tqpo.sweep.view import View
 
-__all__ = ["Runner", "Sweep", "read", "run"]
-
-Runner = Callable[..., Iterator[tuple[str, Any]]]  # (tasks, on_wait=…) → (name, result) as they finish
+__all__ = ["Sweep", "read", "run"]
 
 
 def run(sweep: Sweep, out: pathlib.Path, runner: Runner) -> dict[str, Exception]:
