@@ -2,8 +2,7 @@
 
     python -m tqpo.ship RUN… [--out src/tqpo/policies]
 
-The best is the seed with the highest return among those whose evaluation meets the level. It is evaluated again, in episodes
-that had no part in its choice.
+The best is the seed with the highest return among those whose evaluation meets the level.
 """
 
 import argparse
