@@ -85,6 +85,18 @@ def test_a_cell_says_everything(finished):
 
 
 @pytest.mark.slow
+def test_a_field_that_a_file_is_too_old_to_have_counts_as_its_default(tmp_path):
+    cell = TABLE1[0]
+    plan = Plan((cell,), tmp_path)
+    found = cells.settings_of(plan, cell)
+    del found["config"]["dual"]["proportional"]
+    assert cells.agree(found, plan, cell)
+    found["config"]["dual"]["gain"] = 0.7
+    assert not cells.agree(found, plan, cell)
+    found["config"]["dual"] |= {"gain": 0.1, "no_such_field_any_more": 1}
+    assert not cells.agree(found, plan, cell)
+
+
 def test_what_is_done_is_not_done_again(finished):
     plan, _ = finished
     assert cells.groups_of(plan) == []

@@ -91,6 +91,6 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
 
     targets = Targets(advantage, value, -cost_advantage, cost_value)
     metrics = episodes.metrics(core.episodes, experience.finished, constraints, found) | dual_metrics
-    lagrangian = functools.partial(loss, lam=duals.multiplier, config=config)
+    lagrangian = functools.partial(loss, lam=dual.price(duals, constraints, config.dual), config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
     return State(core, duals), metrics | fitted

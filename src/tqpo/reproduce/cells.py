@@ -95,7 +95,24 @@ def read(path: pathlib.Path) -> dict[str, Any] | None:
 
 def done(plan: Plan, cell: Cell) -> bool:
     found = read(path_of(plan, cell))
-    return bool(found and found.get("complete") and found["settings"] == settings_of(plan, cell))
+    return bool(found and found.get("complete") and agree(found["settings"], plan, cell))
+
+
+def agree(found: dict[str, Any], plan: Plan, cell: Cell) -> bool:
+    """Whether these are the settings of this cell. A field that is younger than the file counts as its default, which
+    is what the code did before it had the field."""
+    wanted = settings_of(plan, cell)
+    usual = json.loads(json.dumps(dataclasses.asdict(type(config_of(cell))())))
+    return found | {"config": filled(found["config"], usual)} == wanted
+
+
+def filled(found: Any, usual: Any) -> Any:
+    """`found` with what it lacks from `usual`, in dicts all the way down."""
+    if not (isinstance(found, dict) and isinstance(usual, dict)):
+        return found
+    return {name: filled(found.get(name, usual[name]), usual[name]) for name in usual} | {
+        name: x for name, x in found.items() if name not in usual
+    }
 
 
 def groups_of(plan: Plan) -> list[tuple[Cell, ...]]:
