@@ -133,6 +133,7 @@ def test_paper_preset_is_the_released_configuration():
     )
     assert (c.indicator_scale, c.step_window, c.learner.episode_window, c.baseline) == (0.1, 100_000, 100, "none")
     assert (c.dual.tilt, c.dual.max_step, c.dual.max_multiplier) == (Tilt.ADAPTIVE, 10, float("inf"))
+    assert (c.dual.proportional, c.dual.log_gain) == (0, 0)
     assert preset("paper", "qcpo").dual.initial_multiplier == 0
     assert preset("paper", "qcpo").dual.tilt == Tilt.NONE
     assert preset("paper", "qcpo-tilt").dual.tilt == Tilt.ADAPTIVE
@@ -144,7 +145,7 @@ def test_two_constraints_at_once():
         Constraint(channel=0, kind="quantile", limit=1.0, safety=0.5),
         Constraint(channel=1, kind="mean", limit=100.0),
     )
-    config = small(constraints=constraints, baseline="separate", cost_scale=1.0)
+    config = small(constraints=constraints, baseline="separate", dual=dual.DualConfig(cost_scale=1.0))
     update, state = updater(config), start(config)
     for _ in range(3):
         state, metrics = update(state)
@@ -172,7 +173,7 @@ def test_a_mean_constraint_gets_ppo_lagrangians_advantage():
 
 def test_multiplier_waits_for_the_first_episode():
     """Episodes of 20 steps, batches of 8: λ moves in the third iteration and not before."""
-    config = small(cost_limit=1.0, cost_scale=1.0, n_steps=8)
+    config = small(cost_limit=1.0, dual=dual.DualConfig(cost_scale=1.0), n_steps=8)
     update, state = updater(config, env=Chain(20)), start(config, env=Chain(20))
     seen = []
     for _ in range(3):

@@ -1,6 +1,7 @@
 """The command line: what is wrong is said in one line, with exit status 2, and nothing is overwritten."""
 
 import json
+import shutil
 
 import pytest
 
@@ -20,6 +21,8 @@ def run(tmp_path_factory):
 
 WRONG = [
     (["train", "NoEnv"], "there is no task 'NoEnv'; there are SimpleEnv"),
+    (["train", "Simple"], "did you mean SimpleEnv?"),
+    (["train", "CartPole-v1"], "a Gymnasium environment is written gym:CartPole-v1"),
     (["train", "--algo", "sac"], "no algorithm 'sac'; there are ppo"),
     (["train", "--preset", "slow"], "no preset 'slow'; there are paper, fast"),
     (["train", "--safety", "1.2"], "safety = 1.2: a probability strictly between 0 and 1"),
@@ -70,17 +73,30 @@ def test_a_folder_that_is_not_a_run_is_named(tmp_path, monkeypatch, capsys):
 def test_evaluate_compare_plot_watch_report(run, monkeypatch, capsys, tmp_path):
     code, out, _ = call(monkeypatch, capsys, "compare", str(run))
     assert code == 2  # nothing evaluated yet
+    shutil.copytree(run, tmp_path / "unfinished")
     code, out, _ = call(monkeypatch, capsys, "evaluate", str(run), "--episodes", "20", "--json")
     found = json.loads(out)
     assert (code, found["pooled"]["episodes"]) == (0, 40)
     code, out, _ = call(monkeypatch, capsys, "compare", str(run), str(run))
     assert (code, out.count("SimpleEnv")) == (0, 2)
+    code, out, err = call(monkeypatch, capsys, "compare", str(tmp_path / "unfinished"), str(run))
+    assert (code, out.count("SimpleEnv"), "unfinished has no evaluation: run tqpo evaluate" in err) == (0, 1, True)
     code, out, _ = call(monkeypatch, capsys, "plot", str(run), "--out", str(tmp_path))
     assert (code, (tmp_path / "learning.png").exists()) == (0, True)
     code, out, _ = call(monkeypatch, capsys, "watch", str(run), "--out", str(tmp_path / "episode.gif"))
     assert (code, (tmp_path / "episode.gif").exists()) == (0, True)
     code, out, _ = call(monkeypatch, capsys, "report", str(run), "--out", str(tmp_path / "page.html"))
     assert (code, (tmp_path / "page.html").exists()) == (0, True)
+
+
+def test_an_interrupt_while_the_policy_is_judged_says_what_is_kept(run, monkeypatch, capsys, tmp_path):
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    copy = shutil.copytree(run, tmp_path / "run")
+    monkeypatch.setattr("tqpo.cli.train.conclude", stopped)
+    code, _, err = call(monkeypatch, capsys, "train", "--resume", str(copy), "--quiet")
+    assert (code, f"training is done and kept; tqpo evaluate {copy}" in err) == (130, True)
 
 
 @pytest.mark.parametrize("words", [["tasks"], ["algorithms"], ["--help"], ["train", "--help"]])

@@ -26,19 +26,19 @@ def label_of(job: Job) -> str:
     return f"{named} {job.goal()}"
 
 
-def curves_of(folder: store.Run, label: str | None = None) -> list[plots.Curve]:
-    """The learning curves in a run's `metrics.csv`."""
+def curves_of(folder: store.Run, place: int = 0) -> list[plots.Curve]:
+    """The learning curves in a run's `metrics.csv`, of the constraint at that place; none if there is no such constraint."""
     job = Job.from_description(folder.config)
     columns = folder.metrics()
-    if not columns:
+    if not columns or place >= len(job.asked()):
         return []
     runs = len(job.seeds)
     length = len(columns["iteration"]) // runs
     table = {name: x[: length * runs].reshape(length, runs) for name, x in columns.items()}
-    first = {name.removesuffix(".0"): x for name, x in table.items() if name.endswith(".0")}
-    shown = {name: x for name, x in table.items() if "." not in name} | first
-    asked = job.asked()[0]
-    info = plots.RunInfo(label or label_of(job), float(asked.limit), float(asked.safety))
+    own = {name.removesuffix(f".{place}"): x for name, x in table.items() if name.endswith(f".{place}")}
+    shown = {name: x for name, x in table.items() if "." not in name} | own
+    asked = job.asked()[place]
+    info = plots.RunInfo(label_of(job), float(asked.limit), float(asked.safety))
     return plots.make_curves(shown, table["step"][:, 0], [info] * runs)
 
 
@@ -57,18 +57,31 @@ def evaluations_of(folder: store.Run) -> list[dict[str, Any]]:
 
 
 def write_plots(folders: Sequence[store.Run], out: pathlib.Path) -> list[pathlib.Path]:
-    """Learning curves, multiplier and tilt, and the histogram of episode costs, of one run or several together."""
-    curves = [curve for folder in folders for curve in curves_of(folder)]
+    """Learning curves, multiplier and tilt, and the histogram of episode costs, of one run or several together.
+
+    Each constraint after the first has curves of its own, `learning-2` and so on.
+    """
+    jobs = [Job.from_description(folder.config) for folder in folders]
     evaluations = [e for folder in folders for e in evaluations_of(folder)[:1]]
     written = []
-    if curves:
-        title = Job.from_description(folders[0].config).task if len(folders) == 1 else ""
-        written += plots.save(plots.learning_curves(curves, title), out / "learning")
+    for place in range(max(len(job.asked()) for job in jobs)):
+        curves = [curve for folder in folders for curve in curves_of(folder, place)]
+        if not curves:
+            continue
+        end = f"-{place + 1}" if place else ""
+        title = title_of(jobs[0], place) if len(folders) == 1 else ""
+        written += plots.save(plots.learning_curves(curves, title), out / f"learning{end}")
         if any("multiplier" in c.metrics for c in curves):
-            written += plots.save(plots.multiplier_curves(curves, title), out / "multiplier")
+            written += plots.save(plots.multiplier_curves(curves, title), out / f"multiplier{end}")
     if evaluations:
         written += plots.save(plots.cost_histogram(evaluations), out / "cost")
     return written
+
+
+def title_of(job: Job, place: int) -> str:
+    """The task, and the cost in question where there are several constraints."""
+    asked = job.asked()
+    return job.task if len(asked) == 1 else f"{job.task}: {job.env().cost_names[asked[place].channel]}"
 
 
 def write_episode(

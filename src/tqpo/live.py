@@ -28,6 +28,7 @@ class View:
         self.started = self.last_line = time.monotonic()
         self.first_iteration: int | None = None
         self.rate = 0.0
+        self.finished = np.zeros(len(self.seeds))  # episodes of each run
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -47,7 +48,7 @@ class View:
             self.live = Live(self.progress, console=self.console, refresh_per_second=4)
             self.live.__enter__()
         else:
-            self.say(f"{self.title}: {self.iterations} iterations, {len(self.seeds)} runs; compiling …")
+            self.say(f"{self.title}: {self.iterations} iterations, {count(len(self.seeds), 'run')}; compiling …")
         return self
 
     def __exit__(self, *problem: Any) -> None:
@@ -66,7 +67,9 @@ class View:
         steps = float(metrics["steps"].sum())
         fresh = steps / max(seconds, 1e-9)
         self.rate = fresh if self.rate == 0.0 or not compiled else 0.8 * self.rate + 0.2 * fresh
-        last = {name: x[-1] for name, x in metrics.items()}
+        self.finished += metrics["episodes"].sum(0)
+        seen = {name: x[-1] for name, x in metrics.items()}
+        last = {name: self.known(x) if name in OF_EPISODES else x for name, x in seen.items()}
         self.progress.update(self.bar, completed=iteration, rate=f"{self.rate:,.0f} steps/s")
         if self.live is not None:
             self.live.update(Group(self.progress, self.table(last)))
@@ -74,11 +77,13 @@ class View:
             self.last_line = time.monotonic()
             self.say(self.line(iteration, last))
 
+    def known(self, values: np.ndarray) -> np.ndarray:
+        """NaN where a run has no episode yet."""
+        return np.where((self.finished > 0).reshape(-1, *[1] * (np.ndim(values) - 1)), values, np.nan)
+
     def line(self, iteration: int, last: dict[str, np.ndarray]) -> str:
         shown = {name: per_constraint(last[name]).mean(0) for name in COLUMNS if name in last}
-        parts = "  ".join(
-            f"{COLUMNS[name][0]} {' | '.join(COLUMNS[name][1].format(v) for v in x)}" for name, x in shown.items()
-        )
+        parts = "  ".join(f"{COLUMNS[name][0]} {' | '.join(number(name, v) for v in x)}" for name, x in shown.items())
         return f"{iteration:>5}/{self.iterations}  {parts}  {self.rate:,.0f} steps/s"
 
     def table(self, last: dict[str, np.ndarray]) -> Table:
@@ -99,9 +104,9 @@ class View:
         """A value per constraint, coloured by whether it is as asked."""
         parts = []
         for k, value in enumerate(values.tolist()):
-            text = COLUMNS[name][1].format(value)
+            text = number(name, value)
             asked = self.constraints[k] if k < len(self.constraints) and goal(name, self.constraints[k]) else None
-            if asked is not None:
+            if asked is not None and np.isfinite(value):
                 good = value >= asked.safety if name == "safety_prob" else value <= asked.limit
                 text = f"[{'green' if good else 'red'}]{text}[/]"
             parts.append(text)
@@ -115,6 +120,17 @@ COLUMNS = {
     "episode_cost_mean": ("mean cost", "{:.1f}"),
     "multiplier": ("λ", "{:.3f}"),
 }
+
+
+OF_EPISODES = {"return_mean", "safety_prob", "episode_cost_quantile", "episode_cost_mean"}
+
+
+def number(name: str, value: float) -> str:
+    return "–" if np.isnan(value) else COLUMNS[name][1].format(value)
+
+
+def count(n: int, thing: str) -> str:
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
 def goal(name: str, c: Constraint) -> str:

@@ -57,16 +57,19 @@ def multiplier_step(
     cost_scale: Array | float,
     max_step: Array | float = 10.0,
     max_multiplier: Array | float = jnp.inf,
+    log_gain: Array | float = 0.0,
 ) -> Array:
-    """λ ← clip(λ + η·K·min((q − d)/c, 10), 0, λ_max), η = η₊ if q ≥ d else η₋ (paper Eqs. 13–14).
+    """λ ← clip((λ + η·K·m)·exp(η·K_log·m), 0, λ_max), m = min((q − d)/c, 10), η = η₊ if q ≥ d else η₋ (paper Eqs. 13–14).
 
-    Gain K, cost scale c and the bound on the step are the released code's. `quantile` is whatever the
+    Gain K, cost scale c and the bound on the step are the released code's. K_log is not in the paper: with it log λ moves, as in
+    mirror descent, so that the same excess moves a λ of 10 a hundred times as far as one of 0.1. `quantile` is whatever the
     constraint bounds: PPO-Lagrangian puts the mean episode cost here. All arguments broadcast, one entry per
     constraint.
     """
     excess = jnp.asarray(quantile - limit)
     eta = jnp.where(excess >= 0, eta_plus, eta_minus)
-    return jnp.clip(lam + eta * gain * jnp.minimum(excess / cost_scale, max_step), 0.0, max_multiplier)
+    move = eta * jnp.minimum(excess / cost_scale, max_step)
+    return jnp.clip((lam + gain * move) * jnp.exp(log_gain * move), 0.0, max_multiplier)
 
 
 def penalised(adv_reward: Array, adv_constraints: Array, lam: Array) -> Array:

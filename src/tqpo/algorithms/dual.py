@@ -29,6 +29,7 @@ class DualConfig:
     initial_multiplier: float = 0.5  # λ_0
     max_multiplier: float = float("inf")  # λ_max
     gain: float = 0.1  # K_i: λ's step is η·K_i·min((q − d)/cost_scale, max_step)
+    log_gain: float = 0.0  # K_log: log λ moves by η·K_log·min((q − d)/cost_scale, max_step)
     max_step: float = 10.0
     proportional: float = 0.0  # K_p: the objective takes λ + K_p·clip((q − d)/cost_scale, 0, max_proportional)
     max_proportional: float = 10.0
@@ -115,6 +116,7 @@ def step(
         config.cost_scale,
         config.max_step,
         config.max_multiplier,
+        config.log_gain,
     )
     new = DualState(jnp.where(usable, moved, state.multiplier), jnp.where(usable, tracked, state.tracked), recent)
     return new, {"multiplier": price(new, constraints, config), "tilt_up": up, "tilt_down": down, "share_below": below}

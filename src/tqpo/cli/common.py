@@ -1,6 +1,7 @@
 """What several commands share."""
 
 import json
+import math
 import pathlib
 
 from tyro.conf import Positional
@@ -59,7 +60,14 @@ def progress(title: str, hidden: bool):
 
 
 def interval(found: dict, form: str) -> str:
-    low, high = ("…" if found[end] is None else form.format(found[end]) for end in ("low", "high"))
+    """A value and its interval; that of a probability is rounded outward, as in the verdict's sentence."""
+    ends = {end: found[end] for end in ("low", "high")}
+    if "%" in form:
+        ends = {
+            "low": math.floor(1000 * ends["low"] + 1e-9) / 1000,
+            "high": math.ceil(1000 * ends["high"] - 1e-9) / 1000,
+        }
+    low, high = ("…" if end is None else form.format(end) for end in ends.values())
     return f"{form.format(found['value'])} [{low}, {high}]".replace("[", "\\[")
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import sys
 
 from tyro.conf import Positional
 
@@ -76,11 +77,13 @@ class Compare:
         table = Table(title="Fresh episodes, all seeds pooled, 95 % intervals")
         for column in ("run", "task", "algorithm", "return", "Pr[C ≤ d]", "asked", "cost quantile", "limit", "verdict"):
             table.add_column(column, justify="left" if column in {"run", "task", "algorithm", "verdict"} else "right")
+        missing = []
         for folder in open_all(self.runs):
             job = Job.from_description(folder.config)
             found = finish.evaluations_of(folder)
             if not found:
-                raise ConfigError(f"{folder.folder} has no evaluation: run tqpo evaluate {folder.folder}")
+                missing.append(folder.folder)
+                continue
             pooled = found[0]["pooled"]
             for c, asked in zip(pooled["constraints"], found[0]["constraints"], strict=True):
                 mean = asked["kind"] == "mean"
@@ -95,7 +98,12 @@ class Compare:
                     f"{asked['cost_limit']:g}",
                     c["verdict"]["word"],
                 )
-        wide_console().print(table)
+        if table.row_count:
+            wide_console().print(table)
+        for path in missing:
+            print(f"{path} has no evaluation: run tqpo evaluate {path}", file=sys.stderr)
+        if not table.row_count:
+            raise ConfigError("nothing to compare")
 
 
 @dataclasses.dataclass

@@ -3,12 +3,13 @@
 import dataclasses
 import pathlib
 import re
+import signal
 from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from tqpo.cli.common import assignments, progress, show_evaluation
-from tqpo.errors import ConfigError
+from tqpo.errors import ConfigError, Interrupted
 
 
 @dataclasses.dataclass
@@ -76,7 +77,12 @@ class Train:
             folder = session.train(job, self.out or fresh_folder(job), host)
         with folder:
             if self.episodes:
-                conclude(folder, self.episodes, self.quiet)
+                try:
+                    conclude(folder, self.episodes, self.quiet)
+                except KeyboardInterrupt:
+                    folder.finish()
+                    done = f"training is done and kept; tqpo evaluate {folder.folder} judges it"
+                    raise Interrupted(signal.SIGINT, done) from None
             folder.finish()
 
     def job(self):

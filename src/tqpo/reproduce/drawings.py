@@ -85,7 +85,10 @@ def draw_quantiles(ax: "Axes", cell: dict[str, Any]) -> None:
     share = np.histogram(np.minimum(q.ravel(), top), edges)[0] / q.size
     centres = edges[:-1] + 1.0
     ax.bar(centres, share, 1.8, color=np.where(centres > COST_LIMIT, BEYOND, WITHIN))
-    ax.axvline(COST_LIMIT + 0.5, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
+    ax.axvline(COST_LIMIT + 0.5, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)  # between 15 and 16
+    ax.annotate(
+        f"d = {COST_LIMIT:g}", (COST_LIMIT + 0.5, 0.62), (4, 0), ("data", "axes fraction"), "offset points", fontsize=9
+    )
     change = np.diff(lam, axis=0)
     up, down = change[change > 0].sum() / lam.shape[1], -change[change < 0].sum() / lam.shape[1]
     above = float((q > COST_LIMIT).mean())
