@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from tqpo import ship, store
 from tqpo.algorithms.presets import PRESETS
 from tqpo.errors import ConfigError, TqpoError, UnknownNameError
 from tqpo.networks import NetworkSpec
@@ -217,3 +218,23 @@ def test_progress_and_failures(finished, capsys):
 
     with pytest.raises(TqpoError, match=r"SimpleEnv tqpo \(paper\): no device"):
         jobs.run_plan(more, failing)
+
+
+@pytest.mark.slow
+def test_the_best_policy_of_a_cell_is_shipped(finished, tmp_path):
+    plan, _ = finished
+    cell = plan.cells[0]
+    cells.save_policies(plan, cell, {seed: cells.load_policy(plan, cell, 0) for seed in plan.seeds})
+    found = cells.read(cells.path_of(plan, cell))
+    found["fresh"]["seeds"][1]["constraints"][0]["verdict"]["word"] = "meets"
+    found["fresh"]["seeds"][0]["constraints"][0]["verdict"]["word"] = "misses"
+    path = plan.out / "copy" / f"{cell.name}.json"
+    shutil.copytree(plan.out / "policies", path.parent / "policies")
+    cells.write(path, found)
+    shipped = store.open_run(ship.ship(path, tmp_path, episodes=3))
+    assert shipped.config["job"]["seeds"] == [1]
+    assert json.loads(shipped.path("policy.json").read_text())["description"]["chosen"][0]["of_cell"] == cell.name
+    found["settings"]["config"]["indicator_scale"] = 7.0
+    cells.write(path, found)
+    with pytest.raises(ConfigError, match="was made with other settings"):
+        ship.ship(path, tmp_path)

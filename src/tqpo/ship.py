@@ -1,8 +1,9 @@
-"""The best policy of a run, as a small run of its own that comes with the package.
+"""The best policy of a run or of a reproduced cell, as a small run of its own that comes with the package.
 
-    python -m tqpo.ship RUN… [--out src/tqpo/policies]
+    python -m tqpo.ship RUN|CELL.json… [--out src/tqpo/policies]
 
-The best is the seed with the highest return among those whose evaluation meets the level.
+The best is the seed with the highest return among those whose evaluation meets the level. A cell's policies lie beside its file, in
+`policies/`, where `tqpo reproduce fast` left them.
 """
 
 import argparse
@@ -10,25 +11,34 @@ import dataclasses
 import json
 import pathlib
 import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 
 from tqpo import finish, session, store
+from tqpo.acting import ActorPolicy
 from tqpo.errors import ConfigError, TqpoError
+from tqpo.paper import COST_LIMIT, Cell
+from tqpo.reproduce import cells
 from tqpo.session import Job
 from tqpo.store.run import LOCK, SHIPPED
 
 
-def ship(run: str | pathlib.Path, out: pathlib.Path = SHIPPED, episodes: int = 1000) -> pathlib.Path:
-    """Writes the best policy of a run to a new folder in `out`, named by task and level."""
-    source = store.open_run(run)
-    job, policies = Job.from_description(source.config), session.load_policies(source)
-    seed = best_seed(source)
-    alone = dataclasses.replace(job, seeds=(seed,))
-    folder = store.create(out / f"{job.task}-{100 * job.safety:g}", alone.describe())
+class Chosen(NamedTuple):
+    job: Job  # of one seed
+    policy: ActorPolicy
+    origin: dict[str, Any]
+
+
+def ship(path: str | pathlib.Path, out: pathlib.Path = SHIPPED, episodes: int = 1000) -> pathlib.Path:
+    """Writes the best policy to a new folder in `out`, named by task and level."""
+    path = pathlib.Path(path)
+    job, policy, origin = of_cell(path) if path.suffix == ".json" else of_run(path)
+    folder = store.create(out / f"{job.task}-{100 * job.safety:g}", job.describe())
     with folder:
-        stacked = jax.tree.map(lambda x: x[None], policies[seed])
-        session.save_policies(folder, alone, alone.group(), stacked, [{"seed": seed, "of_run": source.id}])
+        stacked = jax.tree.map(lambda x: x[None], policy)
+        session.save_policies(folder, job, job.group(), stacked, [{"seed": job.seeds[0]} | origin])
         for deterministic in (True, False):
             finish.add_evaluation(folder, episodes, "jax", deterministic)
         folder.finish()
@@ -36,13 +46,36 @@ def ship(run: str | pathlib.Path, out: pathlib.Path = SHIPPED, episodes: int = 1
     return folder.folder
 
 
-def best_seed(source: store.Run) -> int:
+def of_run(path: pathlib.Path) -> Chosen:
+    source = store.open_run(path)
     sampled = next((e for e in finish.evaluations_of(source) if not e["deterministic"]), None)
     if sampled is None:
         raise ConfigError(f"{source.folder} has no evaluation: run tqpo evaluate {source.folder}")
-    safe = [s for s in sampled["seeds"] if all(c["verdict"]["word"] == "meets" for c in s["constraints"])]
+    seed = best_seed(sampled, source.folder)
+    job = dataclasses.replace(Job.from_description(source.config), seeds=(seed,))
+    return Chosen(job, session.load_policies(source)[seed], {"of_run": source.id})
+
+
+def of_cell(path: pathlib.Path) -> Chosen:
+    found = cells.read(path)
+    if not (found and found.get("complete") and found["fresh"]):
+        raise ConfigError(f"{path} is not a finished cell with fresh episodes: run tqpo reproduce")
+    facts = found["settings"]
+    cell = Cell(facts["task"], facts["algo"], facts["safety"], facts["preset"])
+    plan = cells.Plan((cell,), path.parent, tuple(facts["seeds"]), facts["steps"])
+    if not cells.agree(facts, plan, cell):
+        raise ConfigError(f"{path} was made with other settings than the {cell.preset} preset has now")
+    seed = best_seed(found["fresh"], path)
+    asked = {"safety": cell.safety, "cost_limit": COST_LIMIT, "seeds": (seed,), "steps": plan.steps, "snapshots": 1}
+    job = Job(task=cell.task, algo=cell.algo, preset=cell.preset, **asked)
+    origin = {"of_cell": cell.name, "commit": found["provenance"]["commit"]}
+    return Chosen(job, cells.load_policy(plan, cell, seed), origin)
+
+
+def best_seed(evaluation: Mapping[str, Any], source: pathlib.Path) -> int:
+    safe = [s for s in evaluation["seeds"] if all(c["verdict"]["word"] == "meets" for c in s["constraints"])]
     if not safe:
-        raise ConfigError(f"no seed of {source.folder} meets its level: train longer, or with more seeds")
+        raise ConfigError(f"no seed of {source} meets its level: train longer, or with more seeds")
     return max(safe, key=lambda s: s["return"]["value"])["seed"]
 
 
