@@ -1,6 +1,6 @@
 """The best policy of a run or of a reproduced cell, as a small run of its own that comes with the package.
 
-    python -m tqpo.ship RUN|CELL.json… [--out src/tqpo/policies]
+    python -m tqpo.ship RUN|CELL.json… [--out src/tqpo/policies] [--episodes 1000]
 
 The best is the seed with the highest return among those whose evaluation meets the level. A cell's policies lie beside its file, in
 `policies/`, where `tqpo reproduce fast` left them.
@@ -83,10 +83,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tqpo.ship", description=__doc__)
     parser.add_argument("runs", nargs="+", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, default=SHIPPED)
+    parser.add_argument("--episodes", type=int, default=1000, help="of its evaluation (default: 1000)")
     given = parser.parse_args()
     try:
         for run in given.runs:
-            folder = ship(run, given.out)
+            folder = ship(run, given.out, given.episodes)
             found = json.loads((folder / finish.EVALUATION).read_text())["evaluations"][0]
             print(folder.name, found["verdict"]["sentence"])
     except TqpoError as error:
