@@ -13,7 +13,7 @@ from tqpo.multiplier import Tilt
 from tqpo.program import Group, Run
 
 ENV = Counter()
-CONFIG = small("fast", "tqpo", baseline="separate", cost_limit=2.0, cost_scale=1.0)
+CONFIG = small("fast", "tqpo", baseline="separate", cost_limit=2.0, cost_scale=1.0, delta=0.1)
 VARIANTS = [replace(CONFIG, tilt=int(t), safety=s) for t, s in zip(Tilt, (0.9, 0.8, 0.7, 0.6), strict=True)]
 GROUP = Group(ENV, "tqpo", (*VARIANTS, VARIANTS[0]), (0, 1, 2, 3, 0))  # the last is the first again
 

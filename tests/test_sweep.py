@@ -121,6 +121,7 @@ def test_a_sweep_is_finished_once(write, tmp_path):
         assert view.last_row(out / name / "metrics.csv")[0] == job.iterations == 4
 
 
+@pytest.mark.slow
 def test_a_job_goes_on_from_its_checkpoint_once_the_lock_is_free(write, tmp_path, monkeypatch):
     """Stopped after iteration 2; then someone else, on a machine that was lost, still holds the lock for a while."""
     (name, job), *_ = plan.read(write(FILE)).jobs.items()
