@@ -7,7 +7,7 @@ import pytest
 
 import jobs
 from jobs import call
-from tqpo import session
+from tqpo import session, store
 from tqpo.session import Host
 
 
@@ -77,12 +77,19 @@ def test_evaluate_compare_plot_watch_report(run, monkeypatch, capsys, tmp_path):
     code, out, _ = call(monkeypatch, capsys, "evaluate", str(run), "--episodes", "20", "--json")
     found = json.loads(out)
     assert (code, found["pooled"]["episodes"]) == (0, 40)
+    assert store.open_run(run).finished
+    store.open_run(run).verify()
     code, out, _ = call(monkeypatch, capsys, "compare", str(run), str(run))
     assert (code, out.count("SimpleEnv")) == (0, 2)
+    code, out, _ = call(monkeypatch, capsys, "train", "--resume", str(run))
+    assert (code, "is finished and judged" in out) == (0, True)
     code, out, err = call(monkeypatch, capsys, "compare", str(tmp_path / "unfinished"), str(run))
     assert (code, out.count("SimpleEnv"), "unfinished has no evaluation: run tqpo evaluate" in err) == (0, 1, True)
     code, out, _ = call(monkeypatch, capsys, "plot", str(run), "--out", str(tmp_path))
     assert (code, (tmp_path / "learning.png").exists()) == (0, True)
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call(monkeypatch, capsys, "plot", str(run), str(run))
+    assert (code, (tmp_path / "plots" / "cost.png").exists()) == (0, True)
     code, out, _ = call(monkeypatch, capsys, "watch", str(run), "--out", str(tmp_path / "episode.gif"))
     assert (code, (tmp_path / "episode.gif").exists()) == (0, True)
     code, out, _ = call(monkeypatch, capsys, "report", str(run), "--out", str(tmp_path / "page.html"))
@@ -94,6 +101,7 @@ def test_an_interrupt_while_the_policy_is_judged_says_what_is_kept(run, monkeypa
         raise KeyboardInterrupt
 
     copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "evaluation.json").unlink(missing_ok=True)
     monkeypatch.setattr("tqpo.cli.train.conclude", stopped)
     code, _, err = call(monkeypatch, capsys, "train", "--resume", str(copy), "--quiet")
     assert (code, f"training is done and kept; tqpo evaluate {copy}" in err) == (130, True)

@@ -26,7 +26,7 @@ def label_of(job: Job) -> str:
     return f"{named} {job.goal()}"
 
 
-def curves_of(folder: store.Run, place: int = 0) -> list[plots.Curve]:
+def curves_of(folder: store.Run, place: int = 0, label: str = "") -> list[plots.Curve]:
     """The learning curves in a run's `metrics.csv`, of the constraint at that place; none if there is no such constraint."""
     job = Job.from_description(folder.config)
     columns = folder.metrics()
@@ -38,7 +38,8 @@ def curves_of(folder: store.Run, place: int = 0) -> list[plots.Curve]:
     own = {name.removesuffix(f".{place}"): x for name, x in table.items() if name.endswith(f".{place}")}
     shown = {name: x for name, x in table.items() if "." not in name} | own
     asked = job.asked()[place]
-    info = plots.RunInfo(label_of(job), float(asked.limit), float(asked.safety))
+    level = float(asked.safety) if asked.kind == "quantile" else None
+    info = plots.RunInfo(label or label_of(job), float(asked.limit), level)
     return plots.make_curves(shown, table["step"][:, 0], [info] * runs)
 
 
@@ -62,14 +63,19 @@ def write_plots(folders: Sequence[store.Run], out: pathlib.Path) -> list[pathlib
     Each constraint after the first has curves of its own, `learning-2` and so on.
     """
     jobs = [Job.from_description(folder.config) for folder in folders]
-    evaluations = [e for folder in folders for e in evaluations_of(folder)[:1]]
+    several = len({job.task for job in jobs}) > 1
+    labels = [f"{job.task}: {label_of(job)}" if several else label_of(job) for job in jobs]
+    evaluations = []
+    for folder in folders:
+        whose = f"{folder.folder.name} · " if len(folders) > 1 else ""
+        evaluations += [e | {"label": whose + e["label"]} for e in evaluations_of(folder)[:1]]
     written = []
     for place in range(max(len(job.asked()) for job in jobs)):
-        curves = [curve for folder in folders for curve in curves_of(folder, place)]
+        curves = [c for folder, name in zip(folders, labels, strict=True) for c in curves_of(folder, place, name)]
         if not curves:
             continue
         end = f"-{place + 1}" if place else ""
-        title = title_of(jobs[0], place) if len(folders) == 1 else ""
+        title = title_of(jobs[0], place) if len(folders) == 1 else f"constraint {place + 1}" if place else ""
         written += plots.save(plots.learning_curves(curves, title), out / f"learning{end}")
         if any("multiplier" in c.metrics for c in curves):
             written += plots.save(plots.multiplier_curves(curves, title), out / f"multiplier{end}")

@@ -210,7 +210,8 @@ def choose_policies(folder: store.Run, job: Job, group: Group, final: ActorPolic
         chosen.append(jax.tree.map(lambda x, i=place: x[i], tried[best]))
         shares = {str(i): s[2] for i, s in zip(moments, scores, strict=False)}
         facts.append({"seed": seed, "iteration": moments[best], "safe_share_of_snapshots": shares})
-        view.say(f"seed {seed}: the policy of iteration {moments[best]} of {last} is kept")
+        why = "" if not scores or scores[best][0] else ": none is safe enough, this one misses by least"
+        view.say(f"seed {seed}: the policy of iteration {moments[best]} of {last} is kept{why}")
     stacked = jax.tree.map(lambda *x: jax.numpy.stack(x), *chosen)
     save_policies(folder, job, group, stacked, facts)
 

@@ -35,8 +35,9 @@ class Evaluate:
                 found = session.evaluate_run(store.open_run(self.run), *how, tick)
             else:
                 with store.open_run(self.run, write=True) as folder:
+                    done = folder.finished  # a file that changes opens the run again
                     found = finish.add_evaluation(folder, *how, tick)
-                    if folder.finished:
+                    if done:
                         folder.finish()
         if self.json:
             print(json.dumps(found))
@@ -51,13 +52,14 @@ class Plot:
     runs: Positional[tuple[pathlib.Path, ...]]
     """Folders that training wrote."""
     out: pathlib.Path | None = None
-    """Where to write PNG and SVG files; by default plots/ in the first run."""
+    """Where to write PNG and SVG files; by default plots/ in the run, or here if there are several."""
 
     def __call__(self) -> None:
         from tqpo import finish
 
         folders = open_all(self.runs)
-        for path in finish.write_plots(folders, self.out or place(self.runs[0], "plots")):
+        usual = place(self.runs[0], "plots") if len(self.runs) == 1 else pathlib.Path("plots")
+        for path in finish.write_plots(folders, self.out or usual):
             print(path)
 
 
@@ -75,8 +77,10 @@ class Compare:
         from tqpo.session import Job
 
         table = Table(title="Fresh episodes, all seeds pooled, 95 % intervals")
-        for column in ("run", "task", "algorithm", "return", "Pr[C ≤ d]", "asked", "cost quantile", "limit", "verdict"):
-            table.add_column(column, justify="left" if column in {"run", "task", "algorithm", "verdict"} else "right")
+        table.add_column("run", overflow="fold", min_width=12)
+        for column in ("task", "algorithm", "episodes", "return", "Pr[C ≤ d]", "asked", "quantile or mean", "limit"):
+            table.add_column(column, justify="left" if column in {"task", "algorithm", "asked"} else "right")
+        table.add_column("verdict")
         missing = []
         for folder in open_all(self.runs):
             job = Job.from_description(folder.config)
@@ -91,6 +95,7 @@ class Compare:
                     folder.folder.name,
                     job.task,
                     job.algo if job.constraints else finish.label_of(job),
+                    f"{pooled['episodes']:,}" + (", MuJoCo" if "mujoco" in found[0]["label"] else ""),
                     interval(pooled["return"], "{:.1f}"),
                     interval(c["safety_prob"], "{:.1%}"),
                     (f"{asked['name']}: " if job.constraints else "") + ("mean" if mean else f"{asked['safety']:.0%}"),

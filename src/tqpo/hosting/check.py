@@ -176,4 +176,6 @@ def check_jax(env: Any, steps: int) -> list[Finding]:
     found.append(
         Finding(level, "numbers", "finite, costs not negative" if finite else "not finite, or a negative cost")
     )
+    found.append(Finding("ok", "costs", f"{', '.join(env.cost_names)}: these can be constrained"))
+    found.append(Finding("ok", "episodes", f"time-out after {env.max_steps:,} steps"))
     return [*found, Finding("ok", "throughput", f"{rate:,.0f} steps/s, one by one; a training batch is much faster")]
