@@ -85,7 +85,6 @@ def test_a_cell_says_everything(finished):
     assert said[-1]["doing"] == "done"
 
 
-@pytest.mark.slow
 def test_a_field_that_a_file_is_too_old_to_have_counts_as_its_default(tmp_path):
     cell = TABLE1[0]
     plan = Plan((cell,), tmp_path)
@@ -98,6 +97,7 @@ def test_a_field_that_a_file_is_too_old_to_have_counts_as_its_default(tmp_path):
     assert not cells.agree(found, plan, cell)
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(finished):
     plan, _ = finished
     assert cells.groups_of(plan) == []
