@@ -48,8 +48,11 @@ def add_evaluation(
 ) -> dict[str, Any]:
     """Evaluates and keeps the result beside earlier ones; one of the same kind is replaced."""
     found = evaluate_run(folder, episodes, physics, deterministic, progress)
+    done = folder.finished  # a file that changes opens the run again
     kept = [e for e in evaluations_of(folder) if e["label"] != found["label"]]
     folder.write_json(EVALUATION, evaluation.document([found, *kept] if not deterministic else [*kept, found]))
+    if done:
+        folder.finish()
     return found
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from tqpo.algorithms.presets import VARIANTS, preset
 from tqpo.algorithms.settings import Constraint
 from tqpo.envs import Task, make
-from tqpo.errors import ConfigError, StoreError
+from tqpo.errors import ConfigError, StoreError, UnknownNameError
 from tqpo.hosting.reference import is_reference
 from tqpo.program import Group
 from tqpo.types import Env, Spec
@@ -71,7 +71,10 @@ class Job:
     def env(self) -> Spec:
         """The environment, or what is known of one on the host."""
         if not is_reference(self.task):
-            return make(self.task, **self.task_settings)
+            try:
+                return make(self.task, **self.task_settings)
+            except UnknownNameError as error:
+                raise UnknownNameError(f"{error}; a Gymnasium environment is written gym:{self.task}") from None
         from tqpo.hosting.spec import Hosting, make_own
 
         hosting = Hosting(self.vector, float(self.env_timeout), self.env_restarts)

@@ -48,7 +48,9 @@ class View:
             self.live = Live(self.progress, console=self.console, refresh_per_second=4)
             self.live.__enter__()
         else:
-            self.say(f"{self.title}: {self.iterations} iterations, {count(len(self.seeds), 'run')}; compiling …")
+            self.say(
+                f"{self.title}: {self.iterations} iterations, {len(self.seeds)} run{'s' * (len(self.seeds) > 1)}; compiling …"
+            )
         return self
 
     def __exit__(self, *problem: Any) -> None:
@@ -68,8 +70,8 @@ class View:
         fresh = steps / max(seconds, 1e-9)
         self.rate = fresh if self.rate == 0.0 or not compiled else 0.8 * self.rate + 0.2 * fresh
         self.finished += metrics["episodes"].sum(0)
-        seen = {name: x[-1] for name, x in metrics.items()}
-        last = {name: self.known(x) if name in OF_EPISODES else x for name, x in seen.items()}
+        shown = {name: metrics[name][-1] for name in COLUMNS if name in metrics}
+        last = {name: x if name == "multiplier" else self.known(x) for name, x in shown.items()}
         self.progress.update(self.bar, completed=iteration, rate=f"{self.rate:,.0f} steps/s")
         if self.live is not None:
             self.live.update(Group(self.progress, self.table(last)))
@@ -122,15 +124,8 @@ COLUMNS = {
 }
 
 
-OF_EPISODES = {"return_mean", "safety_prob", "episode_cost_quantile", "episode_cost_mean"}
-
-
 def number(name: str, value: float) -> str:
     return "–" if np.isnan(value) else COLUMNS[name][1].format(value)
-
-
-def count(n: int, thing: str) -> str:
-    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
 def goal(name: str, c: Constraint) -> str:

@@ -204,12 +204,16 @@ def percentages(probability: Interval, level: float) -> tuple[str, str]:
     """Both ends as text, rounded outward with as few digits as leave each on its side of the level."""
     low, high, digits = probability.low, probability.high, 0
     for digits in range(1, 9):
-        scale = 10 ** (digits + 2)
-        low = math.floor(probability.low * scale + 1e-9) / scale
-        high = math.ceil(probability.high * scale - 1e-9) / scale
+        low, high = outward(probability.low, probability.high, digits)
         if (low >= level) == (probability.low >= level) and (high < level) == (probability.high < level):
             break
     return percent(low, digits), percent(high, digits)
+
+
+def outward(low: float, high: float, digits: int) -> tuple[float, float]:
+    """The ends of an interval of a probability, rounded away from each other to that many digits of a percentage."""
+    scale = 10 ** (digits + 2)
+    return math.floor(low * scale + 1e-9) / scale, math.ceil(high * scale - 1e-9) / scale
 
 
 def percent(x: float, digits: int) -> str:

@@ -10,7 +10,7 @@
 
 `safety` of a constraint is the level at which its quantile is reported; nothing here acts on it.
 
-Departures from Stooke et al.: no proportional or derivative term.
+Departures from Stooke et al.: no derivative term; the proportional one (`dual.price`) is off in every preset.
 Departures from the released code (rlpyt `cppo_pid`): J_C is the mean over a window of episodes, not over the last batch,
 so that batches which finish few episodes or none are no special case.
 """

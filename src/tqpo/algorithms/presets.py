@@ -92,15 +92,15 @@ HOST: dict[str, dict[str, Any]] = {
         "episode_window": 50,
         "step_window": 8192,  # two batches
         "step_stride": 1,
-        "initial_multiplier": 0.5,
-        "gain": 0.1,
-        "log_gain": 0.0,
+        "delta": 1.0,
         "max_step": 3.0,
         "max_multiplier": 5.0,
         "quantile_window": 20,
     },
     "paper": {},
 }
+# λ's additive steps, which those tasks were tuned with
+HOST_TQPO = {"initial_multiplier": 0.5, "gain": 0.1, "log_gain": 0.0}
 
 # What each variant changes.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -137,7 +137,8 @@ def preset(name: str = "fast", algorithm: str = "tqpo", *, host: bool = False, *
         known = ", ".join([*ALGORITHMS, *VARIANTS])
         raise UnknownNameError(f"no algorithm {algorithm!r}; there are {known}")
     config = PRESETS[name][base]
-    usual = {k: v for k, v in HOST[name].items() if k in field_names(config)} if host else {}
+    usual = HOST[name] | (HOST_TQPO if (name, base) == ("fast", "tqpo") else {}) if host else {}
+    usual = {k: v for k, v in usual.items() if k in field_names(config)}
     return replace(config, **(usual | variant | changes))
 
 

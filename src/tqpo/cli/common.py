@@ -1,7 +1,6 @@
 """What several commands share."""
 
 import json
-import math
 import pathlib
 
 from tyro.conf import Positional
@@ -61,13 +60,10 @@ def progress(title: str, hidden: bool):
 
 def interval(found: dict, form: str) -> str:
     """A value and its interval; that of a probability is rounded outward, as in the verdict's sentence."""
-    ends = {end: found[end] for end in ("low", "high")}
-    if "%" in form:
-        ends = {
-            "low": math.floor(1000 * ends["low"] + 1e-9) / 1000,
-            "high": math.ceil(1000 * ends["high"] - 1e-9) / 1000,
-        }
-    low, high = ("…" if end is None else form.format(end) for end in ends.values())
+    from tqpo.statistics import outward
+
+    ends = outward(found["low"], found["high"], digits=1) if "%" in form else (found["low"], found["high"])
+    low, high = ("…" if end is None else form.format(end) for end in ends)
     return f"{form.format(found['value'])} [{low}, {high}]".replace("[", "\\[")
 
 

@@ -35,10 +35,7 @@ class Evaluate:
                 found = session.evaluate_run(store.open_run(self.run), *how, tick)
             else:
                 with store.open_run(self.run, write=True) as folder:
-                    done = folder.finished  # a file that changes opens the run again
                     found = finish.add_evaluation(folder, *how, tick)
-                    if done:
-                        folder.finish()
         if self.json:
             print(json.dumps(found))
         else:

@@ -70,7 +70,8 @@ class Train:
 
         host = session.Host(quiet=self.quiet, wandb=self.wandb, checkpoint_every=self.checkpoint_every)
         if self.resume is not None:
-            if self._refuse_changes():
+            self._refuse_changes()
+            if judged(self.resume):
                 print(f"{self.resume} is finished and judged; tqpo evaluate {self.resume} judges it again")
                 return
             folder = session.resume(self.resume, host)
@@ -110,16 +111,13 @@ class Train:
             env_restarts=self.env_restarts,
         )
 
-    def _refuse_changes(self) -> bool:
-        """A resumed run keeps its settings: another one given beside --resume is an error, unless it is the same.
-
-        Whether there is nothing left to do."""
-        from tqpo import finish, store
+    def _refuse_changes(self) -> None:
+        """A resumed run keeps its settings: another one given beside --resume is an error, unless it is the same."""
+        from tqpo import store
         from tqpo.session import Job
 
         with store.open_run(self.resume or "") as folder:
             begun = Job.from_description(folder.config)
-            done = folder.finished and bool(finish.evaluations_of(folder))
         default, mine = Train().job(), self.job()
         for field in dataclasses.fields(begun):
             given, was = getattr(mine, field.name), getattr(begun, field.name)
@@ -127,7 +125,14 @@ class Train:
                 raise ConfigError(f"{field.name} = {given}: {self.resume} was begun with {was}; leave it out to resume")
         if self.out is not None and self.out.resolve() != (self.resume or self.out).resolve():
             raise ConfigError("--out and --resume name two folders: a resumed run stays where it is")
-        return done
+
+
+def judged(path: pathlib.Path) -> bool:
+    """Whether a run is finished and evaluated, so that nothing is left to do."""
+    from tqpo import finish, store
+
+    with store.open_run(path) as folder:
+        return folder.finished and bool(finish.evaluations_of(folder))
 
 
 def fresh_folder(job) -> pathlib.Path:

@@ -34,8 +34,8 @@ def make(name: str, **changes: Any) -> Task:
     """The task of that name; `changes` are fields of `TaskConfig`, e.g. `make("SimpleEnv", max_steps=200)`."""
     if name not in TASKS:
         close = difflib.get_close_matches(name, TASKS, 1, 0.5)
-        hint = f"did you mean {close[0]}?" if close else f"a Gymnasium environment is written gym:{name}"
-        raise UnknownNameError(f"there is no task {name!r}; there are {', '.join(TASKS)}; {hint}")
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UnknownNameError(f"there is no task {name!r}; there are {', '.join(TASKS)}{hint}")
     try:
         return Task(replace(TASKS[name], **changes))
     except TypeError as error:
