@@ -133,7 +133,7 @@ def test_paper_preset_is_the_released_configuration():
     )
     assert (c.indicator_scale, c.step_window, c.learner.episode_window, c.baseline) == (0.1, 100_000, 100, "none")
     assert (c.dual.tilt, c.dual.max_step, c.dual.max_multiplier) == (Tilt.ADAPTIVE, 10, float("inf"))
-    assert (c.dual.proportional, c.dual.log_gain) == (0, 0)
+    assert (c.dual.proportional, c.dual.log_gain, c.lowest_level) == (0, 0, 1)
     assert preset("paper", "qcpo").dual.initial_multiplier == 0
     assert preset("paper", "qcpo").dual.tilt == Tilt.NONE
     assert preset("paper", "qcpo-tilt").dual.tilt == Tilt.ADAPTIVE
@@ -169,6 +169,28 @@ def test_a_mean_constraint_gets_ppo_lagrangians_advantage():
     p = jnp.full((1, 2, 2), 0.25)
     got = tqpo.constraint_advantage(cost_return, cost_advantage, jnp.array([2.0, 2.0]), p, config)
     np.testing.assert_allclose(got, [[[-0.3, 0.5], [0.2, -1.5]]], rtol=1e-5)
+
+
+def test_the_level_follows_the_safe_share_between_its_bounds():
+    config = small(safety=0.9, margin=0.1, lowest_level=0.6)
+    shares = jnp.array([[0.0], [0.6], [0.75], [0.91], [0.97], [1.0]])
+    got = jax.vmap(lambda p: tqpo.aimed_level(p, config))(shares)[:, 0]
+    np.testing.assert_allclose(got, [0.6, 0.6, 0.75, 0.91, 0.91, 0.91], rtol=1e-6)
+    as_published = jax.vmap(lambda p: tqpo.aimed_level(p, replace(config, lowest_level=1.0)))(shares)
+    assert (as_published == episodes.levels(config.constraints)).all()
+
+
+def test_an_unsafe_policy_is_told_by_a_wider_indicator():
+    """No episode of the counter is within the limit: the indicator is on for half of the steps, not for a tenth."""
+    shares = {}
+    for lowest in (1.0, 0.5):
+        config = small(safety=0.9, cost_limit=0.5, lowest_level=lowest)
+        update, state = updater(config, env=Chain(8)), start(config, env=Chain(8))
+        for _ in range(3):
+            state, metrics = update(state)
+        assert metrics["safety_prob"][0] == 0
+        shares[lowest] = float(metrics["exceed_share"][0])
+    assert shares[1.0] < 0.3 < shares[0.5]
 
 
 def test_multiplier_waits_for_the_first_episode():
@@ -338,6 +360,7 @@ def test_numbers_are_traced_and_structure_is_not():
         ("tqpo", {"cost_limit": -1.0}),
         ("tqpo", {"margin": 1.0}),
         ("tqpo", {"baseline": "mean"}),
+        ("tqpo", {"lowest_level": 1.5}),
         ("tqpo", {"step_stride": 9}),
         ("tqpo", {"tilt": 7}),
         ("tqpo", {"learning_rate": 0.0}),

@@ -141,3 +141,14 @@ def test_windows_batch():
     assert quantile.window_mask(windows).tolist() == [[False, True, True], [False, False, True]]
     q = jax.vmap(quantile.empirical_quantile, (0, None, 0))(windows.values, 0.5, quantile.window_mask(windows))
     assert q.tolist() == [1, 4]
+
+
+@quick
+@given(st.lists(st.integers(0, 60), min_size=40, max_size=40), st.integers(0, 60))
+def test_at_the_safe_share_the_quantile_marks_the_unsafe(costs, limit):
+    """At level Pr[C ≤ d], I(C > q̂) = I(C > d), whatever the costs: what `tqpo.aimed_level` rests on."""
+    costs = np.array(costs, float)
+    share = quantile.safety_probability(costs, limit)
+    q = float(quantile.empirical_quantile(costs, share))
+    if share > 0:  # with none safe no quantile lies below the limit
+        np.testing.assert_array_equal(costs > q, costs > limit)

@@ -50,7 +50,7 @@ def test_sets_are_the_paper():
     assert len(TABLE1) == 12
     assert len(TABLE2) == 10
     assert len(SETS["table1"]) == 15
-    assert len({c.name for c in SETS["all"]}) == len(SETS["all"]) == 15 + 6 + 6 + 6
+    assert len({c.name for c in SETS["all"]}) == len(SETS["all"]) == 15 + 6 + 6 + 4 + 6
     shared = {c.name: c.published for c in TABLE1}
     for c in TABLE2:
         if c.name in shared:
@@ -60,7 +60,7 @@ def test_sets_are_the_paper():
 def test_groups_share_a_program(tmp_path):
     plan = Plan(tuple(SETS["all"]), tmp_path)
     groups = cells.groups_of(plan)
-    assert len(groups) == 15
+    assert len(groups) == 17
     assert sorted(c.name for g in groups for c in g) == sorted(c.name for c in SETS["all"])
     assert len(groups[0]) == 4  # TQPO with its ablations
     for group in groups:

@@ -89,8 +89,11 @@ TABLE2: list[Cell] = [
 # For Figures 2 and 3. It has no level; 90 % is what its safety is held against.
 PPO_LAG: list[Cell] = [Cell(task, "ppo-lag", 0.90) for task in ("SimpleEnv", "DynamicEnv", "GremlinEnv")]
 
-# One more row: TQPO with a learned baseline for its indicator, everything else the same.
-BASELINE: list[Cell] = [Cell(c.task, "tqpo-baseline", c.safety) for c in TABLE1 if c.algo == "tqpo"]
+# One more row: TQPO with what we add to it; the paper's network and steps.
+TUNED: list[Cell] = [Cell(c.task, "tqpo", c.safety, preset="tuned") for c in TABLE1 if c.algo == "tqpo"]
+
+# Of what we add, the learned baseline alone, on two tasks.
+BASELINE: list[Cell] = [Cell(c.task, "tqpo-baseline", c.safety) for c in TUNED if c.task != "GremlinEnv"]
 
 # And once with the fast preset: the same steps, a small network.
 FAST: list[Cell] = [Cell(c.task, "tqpo", c.safety, preset="fast") for c in TABLE1 if c.algo == "tqpo"]
@@ -111,13 +114,14 @@ LEVELS: list[Cell] = [Cell("SimpleEnv", "tqpo", level, preset="fast") for level 
 SETS: dict[str, list[Cell]] = {
     "table1": [*TABLE1, *PPO_LAG],
     "table2": TABLE2,
+    "tuned": TUNED,
     "baseline": BASELINE,
     "fast": FAST,
     "first": FIRST,
     "levels": LEVELS,
 }
 SETS["all"] = list(
-    {cell.name: cell for name in ("table1", "table2", "baseline", "fast") for cell in SETS[name]}.values()
+    {cell.name: cell for name in ("table1", "table2", "tuned", "baseline", "fast") for cell in SETS[name]}.values()
 )
 COST_LIMIT = 15.0  # d
 STEPS = 5_000_000

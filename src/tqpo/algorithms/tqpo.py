@@ -16,13 +16,14 @@
 | 1−ε, d, δ | `constraints[k].safety`, `.limit`, `dual.delta` | |
 | p(s), not in the paper | head `exceeds` | [K] Pr[C(s) ≥ q_k], a baseline for the indicator |
 
-Departures from the paper, all but the last two as released:
+Departures from the paper, all but the last three as released:
 - The indicator's sign: Eqs. 8–16 as printed punish the safe trajectories (`quantile.quantile_advantage` has the derivation).
 - The limit d and λ's step use the undiscounted episode cost; the gradient's indicator uses the discounted cost to go from each
   step, against the quantile of that same quantity. Both are logged: `episode_cost_quantile`, `cost_return_quantile`.
 - The density f(q) is dropped and the indicator scaled by `indicator_scale`/ε; the objective is divided by 1 + λ; reward and
   constraint terms are clipped apart; λ's step is scaled by a gain and bounded.
 - `baseline` subtracts a learned p(s) from the indicator: the same gradient on average, with less variance.
+- `lowest_level` lowers the level of q̂ while the policy is unsafe, to what the policy keeps now.
 - Several constraints at once, mean constraints among them (treated as in PPO-Lagrangian, never tilted).
 
 Departures from the released code: the tilt adapts (`Tilt.RELEASED` is what its code does: F_q(d) stays 0); one quantile
@@ -53,6 +54,7 @@ class Config:
     constraints: tuple[Constraint, ...] = (Constraint(),)
     dual: DualConfig = DualConfig()
     indicator_scale: float = 0.1  # the indicator counts scale/ε
+    lowest_level: float = 1.0  # q̂'s level follows Pr[C ≤ d] down to this (`aimed_level`); 1: it stays at 1−ε
     baseline: str = static(default="none")  # p(s): "none", on a "separate" trunk, the "critic"'s, or that "stopped"
     baseline_coef: float = 1.0  # weight of p's cross-entropy in the loss
     step_window: int = static(default=100_000)  # steps that q̂ is taken over; those of one batch: no memory
@@ -101,6 +103,16 @@ def push_steps(steps: quantile.Window, cost_return: Array, stride: int) -> quant
     return quantile.Window(jnp.where(ok[:, None], values, steps.values), jnp.where(ok, count, steps.count))
 
 
+def aimed_level(safety_prob: Array, config: Config) -> Array:
+    """[K] the level whose quantile the indicator is taken at: 1−ε, or Pr[C ≤ d] while that is lower.
+
+    Where one episode in ten is safe, the worst 5 % of steps say little about which episodes are not. At the level Pr[C ≤ d] the
+    quantile of C is d itself, and I(C > q) marks exactly the unsafe share: the gradient is that of Pr[C ≤ d].
+    Below `lowest_level` it does not go: an indicator that is always on says nothing.
+    """
+    return jnp.minimum(episodes.levels(config.constraints), jnp.maximum(safety_prob, config.lowest_level))
+
+
 def constraint_advantage(cost_return: Array, cost_advantage: Array, q: Array, p: Array | None, config: Config) -> Array:
     """What λ multiplies in A (Eq. 16): −(scale/ε)·(I(C ≥ q) − p), or minus the cost advantage for a mean constraint."""
     outage = 1.0 - episodes.levels(config.constraints)  # ε, [K]
@@ -113,6 +125,7 @@ def check(config: Config, env: Spec) -> None:
     dual.check(config.dual)
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
     require(config.baseline in BASELINES, f"baseline = {config.baseline!r}: one of {', '.join(BASELINES)}")
+    require(0 <= config.lowest_level <= 1, f"lowest_level = {config.lowest_level}: from 0 to 1")
     require(config.step_window >= 1, f"step_window = {config.step_window}: at least 1")
     require(
         1 <= config.step_stride <= config.learner.n_steps,
@@ -150,11 +163,11 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     # q_{k+1} = q_k + α_k(q̂ − q_k)   (17a)
     steps = push_steps(state.steps, cost_return, config.step_stride)
     mask = quantile.window_mask(steps)
-    q_hat = jax.vmap(quantile.empirical_quantile)(steps.values, episodes.levels(constraints), mask)
+    found = episodes.estimate(core.episodes, constraints)
+    q_hat = jax.vmap(quantile.empirical_quantile)(steps.values, aimed_level(found.safety_prob, config), mask)
     q = dual.track(state.q, q_hat, config.dual, core.iteration, state.steps.count > 0)
 
     # λ_{k+1} = max(λ_k + η_k(q − d), 0), η_k tilted by F_q(d)   (13, 14, 17c)
-    found = episodes.estimate(core.episodes, constraints)
     duals, dual_metrics = dual.step(state.dual, found, constraints, config.dual, core.iteration)
 
     # θ_{k+1}, φ_{k+1}: epochs of L_θ and of the value losses   (15, 16, 17b)

@@ -15,11 +15,13 @@ class Reproduce:
     """Train the paper's runs and lay the results beside its numbers. Made for a GPU; what is done is not done again."""
 
     what: Positional[str]
-    """table1 (with PPO-Lagrangian), table2, baseline, fast, all of these; figures and tables draw what is there."""
+    """table1 (with PPO-Lagrangian), table2, tuned, baseline, fast, all of these; figures and tables draw what is there."""
     task: tuple[str, ...] = ()
     """Only these tasks."""
     algo: tuple[str, ...] = ()
     """Only these algorithms or variants."""
+    safety: tuple[float, ...] = ()
+    """Only these levels."""
     seeds: int = 5
     """Runs of each cell."""
     steps: float = 5e6
@@ -57,9 +59,11 @@ class Reproduce:
         for name in ("seeds", "jobs", "steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}: at least 1")
-        cells = [c for c in SETS[self.what] if c.task in (self.task or {c.task}) and c.algo in (self.algo or {c.algo})]
+        chosen = {"task": self.task, "algo": self.algo, "safety": self.safety}
+        cells = [c for c in SETS[self.what] if all(getattr(c, k) in v for k, v in chosen.items() if v)]
         if not cells:
-            raise UnknownNameError(f"{self.what} has no cell of {' '.join((*self.task, *self.algo))}")
+            asked = " ".join(str(x) for v in chosen.values() for x in v)
+            raise UnknownNameError(f"{self.what} has no cell of {asked}")
         seeds = tuple(range(self.seeds))
         every = CHECKPOINT_EVERY if self.ray else 0
         plan = Plan(
