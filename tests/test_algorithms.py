@@ -133,7 +133,7 @@ def test_paper_preset_is_the_released_configuration():
     )
     assert (c.indicator_scale, c.step_window, c.learner.episode_window, c.baseline) == (0.1, 100_000, 100, "none")
     assert (c.dual.tilt, c.dual.max_step, c.dual.max_multiplier) == (Tilt.ADAPTIVE, 10, float("inf"))
-    assert (c.dual.proportional, c.dual.log_gain, c.lowest_level) == (0, 0, 1)
+    assert (c.dual.log_gain, c.lowest_level) == (0, 1)
     assert preset("paper", "qcpo").dual.initial_multiplier == 0
     assert preset("paper", "qcpo").dual.tilt == Tilt.NONE
     assert preset("paper", "qcpo-tilt").dual.tilt == Tilt.ADAPTIVE
@@ -223,23 +223,6 @@ def test_the_tilt_moves_once_quantiles_cross_the_limit():
         shares.append(float(metrics["share_below"][0]))
         assert metrics["multiplier"][0] == pytest.approx(expected_lam, rel=1e-5)
     assert shares == pytest.approx([0, 0, 1 / 3, 1 / 2])
-
-
-def test_the_price_follows_the_excess_and_falls_with_it():
-    """λ alone remembers; K_p·(q − d)₊/c comes and goes with q, is bounded, and is 0 without K_p or before an episode."""
-    config = dual.DualConfig(proportional=2.0, max_proportional=3.0, gain=0.0, cost_scale=10.0)
-    constraints = (Constraint(limit=10.0),)
-    state = dual.init(config, 1)
-    assert dual.price(state, constraints, config)[0] == 0.5
-    prices = []
-    for k, q in enumerate([25.0, 500.0, 10.0, 0.0]):
-        found = episodes.Estimates(jnp.array([q]), jnp.zeros(1), jnp.zeros(1), jnp.array([q]), jnp.array(3))
-        state, metrics = dual.step(state, found, constraints, config, jnp.array(k))
-        prices.append(float(metrics["multiplier"][0]))
-        assert state.multiplier[0] == 0.5
-        plain = dataclasses.replace(config, proportional=0.0)
-        assert dual.price(state, constraints, plain)[0] == state.multiplier[0]
-    assert prices == pytest.approx([0.5 + 2 * 1.5, 0.5 + 2 * 3.0, 0.5, 0.5])
 
 
 def test_tracking_takes_the_first_estimate_whole_and_then_alpha():

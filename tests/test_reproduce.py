@@ -89,8 +89,13 @@ def test_a_field_that_a_file_is_too_old_to_have_counts_as_its_default(tmp_path):
     cell = TABLE1[0]
     plan = Plan((cell,), tmp_path)
     found = cells.settings_of(plan, cell)
-    del found["config"]["dual"]["proportional"]
+    del found["config"]["dual"]["log_gain"]
     assert cells.agree(found, plan, cell)
+    found["config"]["dual"]["proportional"] = 0.0  # a setting that is gone, at the value that turned it off
+    assert cells.agree(found, plan, cell)
+    found["config"]["dual"]["proportional"] = 0.5
+    assert not cells.agree(found, plan, cell)
+    del found["config"]["dual"]["proportional"]
     found["config"]["dual"]["gain"] = 0.7
     assert not cells.agree(found, plan, cell)
     found["config"]["dual"] |= {"gain": 0.1, "no_such_field_any_more": 1}

@@ -3,7 +3,6 @@
 | paper | here | |
 |---|---|---|
 | λ | `multiplier` | [K], one per constraint |
-| λ + K_p·(q − d)₊, not in the paper | `price` | [K], what the objective uses; with K_p = 0 it is λ |
 | q_k (Eq. 17a) | `tracked` | [K] episode-cost quantile, or mean for a mean constraint |
 | F_q(d) | `share_below` | [K] over the last `quantile_window` values of `tracked` |
 | η₊, η₋ (Eq. 14) | `tilt_up`, `tilt_down` | [K]; 1, 1 for a mean constraint |
@@ -31,8 +30,6 @@ class DualConfig:
     gain: float = 0.1  # K_i: λ's step is η·K_i·min((q − d)/cost_scale, max_step)
     log_gain: float = 0.0  # K_log: log λ moves by η·K_log·min((q − d)/cost_scale, max_step)
     max_step: float = 10.0
-    proportional: float = 0.0  # K_p: the objective takes λ + K_p·clip((q − d)/cost_scale, 0, max_proportional)
-    max_proportional: float = 10.0
     cost_scale: float = 10.0  # costs are divided by it, here and in the cost returns
     tilt: int = Tilt.ADAPTIVE  # a `multiplier.Tilt`
     delta: float = 0.1  # δ
@@ -63,7 +60,6 @@ def check(config: DualConfig) -> None:
     require(config.cost_scale > 0, f"cost_scale = {config.cost_scale}: positive")
     require(0 < config.alpha <= 1, f"alpha = {config.alpha}: in (0, 1]")
     require(config.delta > 0, f"delta = {config.delta}: positive")
-    require(config.proportional >= 0, f"proportional = {config.proportional}: not negative")
     require(config.initial_multiplier >= 0, f"initial_multiplier = {config.initial_multiplier}: not negative")
     require(config.quantile_window >= 1, f"quantile_window = {config.quantile_window}: at least 1")
     require(config.tilt in list(Tilt), f"tilt = {config.tilt}: one of {[f'{t.name}={t:d}' for t in Tilt]}")
@@ -77,17 +73,6 @@ def alpha(config: DualConfig, iteration: Array) -> Array:
 def track(q: Array, q_hat: Array, config: DualConfig, iteration: Array, seen: Array) -> Array:
     """q_{k+1} = q_k + α_k(q̂ − q_k) (Eq. 17a), except that the first estimate ever (`seen` false) is taken whole."""
     return quantile.track_quantile(q, q_hat, jnp.where(seen, alpha(config, iteration), 1.0))
-
-
-def price(state: DualState, constraints: tuple[Constraint, ...], config: DualConfig) -> Array:
-    """[K] what a constraint weighs in the objective: λ, and K_p times what is above the limit now.
-
-    λ alone is an integral: it comes late, and stays high for as long as it took to rise. The part in proportion to the
-    excess acts at once and is gone with it (Stooke, Achiam, Abbeel 2020).
-    """
-    excess = (state.tracked - episodes.limits(constraints)) / config.cost_scale
-    extra = config.proportional * jnp.clip(excess, 0.0, config.max_proportional)
-    return state.multiplier + jnp.where(state.recent.count > 0, extra, 0.0)
 
 
 def step(
@@ -119,4 +104,4 @@ def step(
         config.log_gain,
     )
     new = DualState(jnp.where(usable, moved, state.multiplier), jnp.where(usable, tracked, state.tracked), recent)
-    return new, {"multiplier": price(new, constraints, config), "tilt_up": up, "tilt_down": down, "share_below": below}
+    return new, {"multiplier": new.multiplier, "tilt_up": up, "tilt_down": down, "share_below": below}

@@ -10,7 +10,7 @@
 
 `safety` of a constraint is the level at which its quantile is reported; nothing here acts on it.
 
-Departures from Stooke et al.: no derivative term; the proportional one (`dual.price`) is off in every preset.
+Departures from Stooke et al.: no proportional and no derivative term.
 Departures from the released code (rlpyt `cppo_pid`): J_C is the mean over a window of episodes, not over the last batch,
 so that batches which finish few episodes or none are no special case.
 """
@@ -91,6 +91,6 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
 
     targets = Targets(advantage, value, -cost_advantage, cost_value)
     metrics = episodes.metrics(core.episodes, experience.finished, constraints, found) | dual_metrics
-    lagrangian = functools.partial(loss, lam=dual.price(duals, constraints, config.dual), config=config)
+    lagrangian = functools.partial(loss, lam=duals.multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
     return State(core, duals), metrics | fitted

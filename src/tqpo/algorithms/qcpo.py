@@ -161,6 +161,6 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     duals, dual_metrics = dual.step(state.dual, found, constraints, config.dual, core.iteration)
 
     metrics = episodes.metrics(core.episodes, experience.finished, constraints, found) | dual_metrics
-    lagrangian = functools.partial(loss, lam=dual.price(duals, constraints, config.dual), config=config)
+    lagrangian = functools.partial(loss, lam=duals.multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
     return State(core, duals), metrics | fitted

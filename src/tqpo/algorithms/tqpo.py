@@ -181,7 +181,7 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     )
 
     metrics = episodes.metrics(core.episodes, experience.finished, constraints, found) | dual_metrics
-    lagrangian = functools.partial(loss, lam=dual.price(duals, constraints, config.dual), config=config)
+    lagrangian = functools.partial(loss, lam=duals.multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
     metrics |= {"cost_return_quantile": q, "exceed_share": targets.exceeds.mean((0, 1))}
     return State(core, duals, q, steps), metrics | fitted

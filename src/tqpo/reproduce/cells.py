@@ -38,6 +38,7 @@ from tqpo.session import evaluation_key, policies_of
 
 CURVES = ("return_mean", "safety_prob", "episode_cost_mean", "episode_cost_quantile", "multiplier", "log_std")
 CURVE_POINTS = 140
+GONE = {("proportional", 0.0), ("max_proportional", 10.0)}  # settings of λ that files may name
 LAST = 0.1  # the share of training that the main protocol averages over
 PARTIAL_EVERY = 5  # chunks between two writings of what is known so far
 
@@ -100,10 +101,11 @@ def done(plan: Plan, cell: Cell) -> bool:
 
 def agree(found: dict[str, Any], plan: Plan, cell: Cell) -> bool:
     """Whether these are the settings of this cell. A field that is younger than the file counts as its default, which
-    is what the code did before it had the field."""
+    is what the code did before it had the field; one that is gone must have the value that code without it amounts to."""
     wanted = settings_of(plan, cell)
     usual = json.loads(json.dumps(dataclasses.asdict(type(config_of(cell))())))
-    return found | {"config": filled(found["config"], usual)} == wanted
+    config = {**found["config"], "dual": {k: v for k, v in found["config"]["dual"].items() if (k, v) not in GONE}}
+    return found | {"config": filled(config, usual)} == wanted
 
 
 def filled(found: Any, usual: Any) -> Any:
