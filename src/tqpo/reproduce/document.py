@@ -19,25 +19,27 @@ def show(paths: Sequence[pathlib.Path]) -> None:
     console.print(tables.rich_table(tables.against_paper(tables.ordered(tables.load(paths)), title)))
 
 
-def contents(cells: tables.Cells) -> dict[str, Content]:
+def contents(cells: tables.Cells, again: tables.Cells) -> dict[str, Content]:
+    """All tables. The judge's takes cells that were trained again for it where those of the tables were not judged."""
+    judged = again | {name: cell for name, cell in cells.items() if tables.is_judged(cell)}
     return {
         "table1": tables.table1(cells),
         "table2": tables.table2(cells),
         "protocols": tables.protocols(cells),
-        "judge": tables.judge(cells),
+        "judge": tables.judge(judged),
         "times": tables.times(cells),
     }
 
 
 def write_all(out: pathlib.Path, page: pathlib.Path | None = None) -> list[pathlib.Path]:
     """Tables (Markdown, LaTeX) and figures (PNG, SVG) of all cells in a folder; puts the tables into `page` between its marks."""
-    cells = tables.load(sorted(out.glob("*.json")))
+    cells, again = (tables.load(sorted(folder.glob("*.json"))) for folder in (out, out / "judged"))
     if not cells:
         raise ConfigError(
             f"{out} holds no results: run tqpo reproduce table1 --out {out}, or name the folder with --out"
         )
     written = []
-    found = {name: content for name, content in contents(cells).items() if content.rows}
+    found = {name: content for name, content in contents(cells, again).items() if content.rows}
     for name, content in found.items():
         for suffix, text in ((".md", tables.markdown(content)), (".tex", tables.latex(content))):
             path = out / f"{name}{suffix}"

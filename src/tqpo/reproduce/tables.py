@@ -153,14 +153,18 @@ def protocols(cells: Cells) -> Content:
     )
 
 
+def is_judged(cell: dict[str, Any]) -> bool:
+    return bool(cell.get("judge") and cell["judge"]["mujoco"])
+
+
 def judge(cells: Cells) -> Content:
     """The same policies in MuJoCo and in JAX."""
     columns = ("task", "level", "algorithm", "episodes", "R, MuJoCo", "R, JAX", "Pr, MuJoCo", "Pr, JAX", "agree")
     rows = []
     for cell in ordered(cells):
-        found = cell.get("judge")
-        if not found or not found["mujoco"]:
+        if not is_judged(cell):
             continue
+        found = cell["judge"]
         twin, here = found["mujoco"]["pooled"], found["jax"]["pooled"]
         safe = [x["constraints"][0]["safety_prob"] for x in (twin, here)]
         same = [name for name, pair in (("R", (twin["return"], here["return"])), ("Pr", safe)) if agree(*pair)]
