@@ -45,7 +45,7 @@ class Train:
     steps: float = 5e6
     """Environment steps of each run."""
     preset: str = "fast"
-    """fast (small networks, the default) or paper (the published configuration, made for a GPU)."""
+    """fast (small networks), or for a GPU: paper (the published configuration), tuned (its network with our settings)."""
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
     """Settings of the algorithm, e.g. learning_rate=1e-3."""
     task_set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
