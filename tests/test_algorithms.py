@@ -181,7 +181,7 @@ def test_the_level_follows_the_safe_share_between_its_bounds():
 
 
 def test_an_unsafe_policy_is_told_by_a_wider_indicator():
-    """No episode of the counter is within the limit: the indicator is on for half of the steps, not for a tenth."""
+    """No episode of the chain is within the limit: the indicator is on for half of the steps, not for a tenth."""
     shares = {}
     for lowest in (1.0, 0.5):
         config = small(safety=0.9, cost_limit=0.5, lowest_level=lowest)

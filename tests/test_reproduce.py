@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -164,6 +165,19 @@ def test_tables_figures_and_page_on_disk(finished, tmp_path):
     assert "MuJoCo as the judge" in text
     with pytest.raises(ConfigError, match="holds no results"):
         document.write_all(tmp_path)
+
+
+def test_the_judge_takes_cells_that_were_trained_again_only_where_it_must():
+    folder = pathlib.Path(__file__).parent.parent / "results" / "paper"
+    kept, again = (tables.load(sorted(f.glob("*.json"))) for f in (folder, folder / "judged"))
+    rows = document.contents(kept, again)["judge"].rows
+    assert len(rows) == len(TABLE1)  # every cell once
+    both = next(name for name in again if name in kept)
+    verdict = again[both]["judge"]
+    judged_now = document.contents(
+        kept | {both: kept[both] | {"judge": verdict}}, {both: again[both] | {"judge": None}}
+    )
+    assert len(judged_now["judge"].rows) == sum(tables.is_judged(cell) for cell in kept.values()) + 1
 
 
 def test_agreement():

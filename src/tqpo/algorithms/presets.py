@@ -66,39 +66,39 @@ FAST_DUAL = dataclasses.replace(
 FAST_DUAL_QCPO = dataclasses.replace(PAPER_DUAL_QCPO, max_multiplier=5.0)
 FAST_QUANTILE = (Constraint(margin=0.2),)  # what training keeps in hand for fresh episodes
 
+
+def of_all(
+    learner: LearnerConfig, quantile: tuple[Constraint, ...], untilted: DualConfig, **of_tqpo: Any
+) -> dict[str, Any]:
+    """One config for each algorithm; `untilted` is for those without the tilt."""
+    return {
+        "ppo": ppo.Config(learner=learner),
+        "ppo-lag": ppo_lag.Config(learner=learner, constraints=MEAN, dual=untilted),
+        "qcpo": qcpo.Config(learner=learner, constraints=quantile, dual=untilted),
+        "tqpo": tqpo.Config(learner=learner, constraints=quantile, **of_tqpo),
+    }
+
+
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "ppo": ppo.Config(learner=PAPER_LEARNER),
-        "ppo-lag": ppo_lag.Config(learner=PAPER_LEARNER, constraints=MEAN, dual=PAPER_DUAL_QCPO),
-        "qcpo": qcpo.Config(learner=PAPER_LEARNER, dual=PAPER_DUAL_QCPO),
-        "tqpo": tqpo.Config(learner=PAPER_LEARNER, dual=PAPER_DUAL, step_window=100_000),
-    },
-    "tuned": {
-        "ppo": ppo.Config(learner=TUNED_LEARNER),
-        "ppo-lag": ppo_lag.Config(learner=TUNED_LEARNER, constraints=MEAN, dual=PAPER_DUAL_QCPO),
-        "qcpo": qcpo.Config(learner=TUNED_LEARNER, constraints=TUNED_QUANTILE, dual=PAPER_DUAL_QCPO),
-        "tqpo": tqpo.Config(
-            learner=TUNED_LEARNER,
-            dual=PAPER_DUAL,
-            baseline="separate",
-            lowest_level=0.8,
-            constraints=TUNED_QUANTILE,
-            step_window=100_000,
-        ),
-    },
-    "fast": {
-        "ppo": ppo.Config(learner=FAST_LEARNER),
-        "ppo-lag": ppo_lag.Config(learner=FAST_LEARNER, constraints=MEAN, dual=FAST_DUAL_QCPO),
-        "qcpo": qcpo.Config(learner=FAST_LEARNER, constraints=FAST_QUANTILE, dual=FAST_DUAL_QCPO),
-        "tqpo": tqpo.Config(
-            learner=FAST_LEARNER,
-            dual=FAST_DUAL,
-            baseline="separate",
-            constraints=FAST_QUANTILE,
-            step_window=10_000,  # of 100 episodes' 100,000 steps, every tenth: q̂ is a sort in every iteration
-            step_stride=10,
-        ),
-    },
+    "paper": of_all(PAPER_LEARNER, (Constraint(),), PAPER_DUAL_QCPO, dual=PAPER_DUAL, step_window=100_000),
+    "tuned": of_all(
+        TUNED_LEARNER,
+        TUNED_QUANTILE,
+        PAPER_DUAL_QCPO,
+        dual=PAPER_DUAL,
+        baseline="separate",
+        lowest_level=0.8,
+        step_window=100_000,
+    ),
+    "fast": of_all(
+        FAST_LEARNER,
+        FAST_QUANTILE,
+        FAST_DUAL_QCPO,
+        dual=FAST_DUAL,
+        baseline="separate",
+        step_window=10_000,  # of 100 episodes' 100,000 steps, every tenth: q̂ is a sort in every iteration
+        step_stride=10,
+    ),
 }
 
 # What a preset changes for environments on the host, whose steps are dear: fewer of them, used more often.
@@ -117,8 +117,6 @@ HOST: dict[str, dict[str, Any]] = {
         "max_multiplier": 5.0,
         "quantile_window": 20,
     },
-    "tuned": {},
-    "paper": {},
 }
 # λ's additive steps, which those tasks were tuned with
 HOST_TQPO = {"initial_multiplier": 0.5, "gain": 0.1, "log_gain": 0.0}
@@ -158,7 +156,7 @@ def preset(name: str = "fast", algorithm: str = "tqpo", *, host: bool = False, *
         known = ", ".join([*ALGORITHMS, *VARIANTS])
         raise UnknownNameError(f"no algorithm {algorithm!r}; there are {known}")
     config = PRESETS[name][base]
-    usual = HOST[name] | (HOST_TQPO if (name, base) == ("fast", "tqpo") else {}) if host else {}
+    usual = HOST.get(name, {}) | (HOST_TQPO if (name, base) == ("fast", "tqpo") else {}) if host else {}
     usual = {k: v for k, v in usual.items() if k in field_names(config)}
     return replace(config, **(usual | variant | changes))
 

@@ -106,8 +106,8 @@ def push_steps(steps: quantile.Window, cost_return: Array, stride: int) -> quant
 def aimed_level(safety_prob: Array, config: Config) -> Array:
     """[K] the level whose quantile the indicator is taken at: 1−ε, or Pr[C ≤ d] while that is lower.
 
-    Where one episode in ten is safe, the worst 5 % of steps say little about which episodes are not. At the level Pr[C ≤ d] the
-    quantile of C is d itself, and I(C > q) marks exactly the unsafe share: the gradient is that of Pr[C ≤ d].
+    Where one episode in ten is safe, the worst 5 % of steps say little about which episodes are not. For episode costs, I(C > q) at
+    the level Pr[C ≤ d] marks exactly those above d, and the gradient is that of Pr[C ≤ d]; for costs to go it is the same share.
     Below `lowest_level` it does not go: an indicator that is always on says nothing.
     """
     return jnp.minimum(episodes.levels(config.constraints), jnp.maximum(safety_prob, config.lowest_level))

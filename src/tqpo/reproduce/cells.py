@@ -38,7 +38,7 @@ from tqpo.session import evaluation_key, policies_of
 
 CURVES = ("return_mean", "safety_prob", "episode_cost_mean", "episode_cost_quantile", "multiplier", "log_std")
 CURVE_POINTS = 140
-GONE = {("proportional", 0.0), ("max_proportional", 10.0)}  # settings of λ that files may name
+GONE = {"proportional": 0.0, "max_proportional": 10.0}  # settings that files may name, at what turned them off
 LAST = 0.1  # the share of training that the main protocol averages over
 PARTIAL_EVERY = 5  # chunks between two writings of what is known so far
 
@@ -104,16 +104,15 @@ def agree(found: dict[str, Any], plan: Plan, cell: Cell) -> bool:
     is what the code did before it had the field; one that is gone must have the value that code without it amounts to."""
     wanted = settings_of(plan, cell)
     usual = json.loads(json.dumps(dataclasses.asdict(type(config_of(cell))())))
-    config = {**found["config"], "dual": {k: v for k, v in found["config"]["dual"].items() if (k, v) not in GONE}}
-    return found | {"config": filled(config, usual)} == wanted
+    return found | {"config": filled(found["config"], usual)} == wanted
 
 
 def filled(found: Any, usual: Any) -> Any:
-    """`found` with what it lacks from `usual`, in dicts all the way down."""
+    """`found` with what it lacks from `usual` and without what is gone, in dicts all the way down."""
     if not (isinstance(found, dict) and isinstance(usual, dict)):
         return found
     return {name: filled(found.get(name, usual[name]), usual[name]) for name in usual} | {
-        name: x for name, x in found.items() if name not in usual
+        name: x for name, x in found.items() if name not in usual and (name not in GONE or x != GONE[name])
     }
 
 

@@ -32,7 +32,9 @@ def contents(cells: tables.Cells, again: tables.Cells) -> dict[str, Content]:
 
 
 def write_all(out: pathlib.Path, page: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Tables (Markdown, LaTeX) and figures (PNG, SVG) of all cells in a folder; puts the tables into `page` between its marks."""
+    """Tables (Markdown, LaTeX) and figures (PNG, SVG) of all cells in a folder; puts the tables into `page` between its marks.
+
+    Cells that were trained again for the judge are in its folder `judged`."""
     cells, again = (tables.load(sorted(folder.glob("*.json"))) for folder in (out, out / "judged"))
     if not cells:
         raise ConfigError(

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from tqpo.algorithms.presets import PRESETS
 from tqpo.paper import TABLE1, TABLE2
 from tqpo.reproduce.cells import read
 
@@ -63,14 +64,13 @@ def heading(cell: dict[str, Any]) -> tuple[str, str, str]:
 def ordered(cells: Cells) -> list[dict[str, Any]]:
     """By task and level; PPO-Lagrangian, QCPO and TQPO before what the paper does not have."""
     tasks = list(dict.fromkeys(c.task for c in TABLE1))
-    presets = ["paper", "tuned", "fast"]
     algos = ["ppo-lag", "qcpo", "qcpo-tilt", "tqpo-no-tilt", "tqpo-fixed-tilt", "tqpo", "tqpo-baseline"]
 
     def place(cell: dict[str, Any]) -> tuple:
         s = cell["settings"]
         task = tasks.index(s["task"]) if s["task"] in tasks else len(tasks)
         algo = algos.index(s["algo"]) if s["algo"] in algos else len(algos)
-        return task, 0 if s["algo"] == "ppo-lag" else s["safety"], presets.index(s["preset"]), algo
+        return task, 0 if s["algo"] == "ppo-lag" else s["safety"], list(PRESETS).index(s["preset"]), algo
 
     return sorted(cells.values(), key=place)
 
