@@ -27,6 +27,7 @@ SMALL = {  # what the tests below count on, whatever a preset is tuned to
     "normalize_advantage": False,
     "gain": 0.1,
     "max_multiplier": float("inf"),
+    "lowest_level": 1.0,
     "margin": 0.0,
     "episode_window": 10,
     "step_window": 50,
@@ -172,19 +173,27 @@ def test_a_mean_constraint_gets_ppo_lagrangians_advantage():
 
 
 def test_the_level_follows_the_safe_share_between_its_bounds():
-    config = small(safety=0.9, margin=0.1, lowest_level=0.6)
+    config = small(safety=0.9, margin=0.1, lowest_level=0.6, max_multiplier=10.0)
     shares = jnp.array([[0.0], [0.6], [0.75], [0.91], [0.97], [1.0]])
-    got = jax.vmap(lambda p: tqpo.aimed_level(p, config))(shares)[:, 0]
-    np.testing.assert_allclose(got, [0.6, 0.6, 0.75, 0.91, 0.91, 0.91], rtol=1e-6)
-    as_published = jax.vmap(lambda p: tqpo.aimed_level(p, replace(config, lowest_level=1.0)))(shares)
-    assert (as_published == episodes.levels(config.constraints)).all()
+
+    def levels(multiplier, **changes):
+        changed = replace(config, **changes)
+        return jax.vmap(lambda p: tqpo.aimed_level(p, jnp.array([multiplier]), changed))(shares)[:, 0]
+
+    np.testing.assert_allclose(levels(10.0), [0.6, 0.6, 0.75, 0.91, 0.91, 0.91], rtol=1e-6)
+    np.testing.assert_allclose(levels(5.0), [0.8, 0.8, 0.8, 0.91, 0.91, 0.91], rtol=1e-6)
+    usual = episodes.levels(config.constraints)
+    assert (levels(0.0) == usual).all()
+    assert (levels(10.0, lowest_level=1.0) == usual).all()
+    assert (levels(10.0, lowest_level=1.0, max_multiplier=float("inf")) == usual).all()
+    assert (levels(0.0, max_multiplier=0.0) == usual).all()
 
 
 def test_an_unsafe_policy_is_told_by_a_wider_indicator():
-    """No episode of the chain is within the limit: the indicator is on for half of the steps, not for a tenth."""
+    """No episode of the chain is within the limit: at λ_max the indicator is on for half of the steps, not for a tenth."""
     shares = {}
     for lowest in (1.0, 0.5):
-        config = small(safety=0.9, cost_limit=0.5, lowest_level=lowest)
+        config = small(safety=0.9, cost_limit=0.5, lowest_level=lowest, max_multiplier=0.5, initial_multiplier=0.5)
         update, state = updater(config, env=Chain(8)), start(config, env=Chain(8))
         for _ in range(3):
             state, metrics = update(state)
@@ -344,6 +353,7 @@ def test_numbers_are_traced_and_structure_is_not():
         ("tqpo", {"margin": 1.0}),
         ("tqpo", {"baseline": "mean"}),
         ("tqpo", {"lowest_level": 1.5}),
+        ("tqpo", {"lowest_level": 0.8, "max_multiplier": float("inf")}),
         ("tqpo", {"step_stride": 9}),
         ("tqpo", {"tilt": 7}),
         ("tqpo", {"learning_rate": 0.0}),

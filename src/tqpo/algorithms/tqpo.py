@@ -23,7 +23,7 @@ Departures from the paper, all but the last three as released:
 - The density f(q) is dropped and the indicator scaled by `indicator_scale`/ε; the objective is divided by 1 + λ; reward and
   constraint terms are clipped apart; λ's step is scaled by a gain and bounded.
 - `baseline` subtracts a learned p(s) from the indicator: the same gradient on average, with less variance.
-- `lowest_level` lowers the level of q̂ while the policy is unsafe, to what the policy keeps now.
+- `lowest_level` lowers the level of q̂ while the policy is unsafe at a large λ, towards what the policy keeps now.
 - Several constraints at once, mean constraints among them (treated as in PPO-Lagrangian, never tilted).
 
 Departures from the released code: the tilt adapts (`Tilt.RELEASED` is what its code does: F_q(d) stays 0); one quantile
@@ -31,6 +31,7 @@ convention; GAE runs to the end of the episode or batch (see `ppo`).
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -54,7 +55,7 @@ class Config:
     constraints: tuple[Constraint, ...] = (Constraint(),)
     dual: DualConfig = DualConfig()
     indicator_scale: float = 0.1  # the indicator counts scale/ε
-    lowest_level: float = 1.0  # q̂'s level follows Pr[C ≤ d] down to this (`aimed_level`); 1: it stays at 1−ε
+    lowest_level: float = 1.0  # at λ_max, q̂'s level follows Pr[C ≤ d] down to this (`aimed_level`); 1: it stays at 1−ε
     baseline: str = static(default="none")  # p(s): "none", on a "separate" trunk, the "critic"'s, or that "stopped"
     baseline_coef: float = 1.0  # weight of p's cross-entropy in the loss
     step_window: int = static(default=100_000)  # steps that q̂ is taken over; those of one batch: no memory
@@ -103,14 +104,17 @@ def push_steps(steps: quantile.Window, cost_return: Array, stride: int) -> quant
     return quantile.Window(jnp.where(ok[:, None], values, steps.values), jnp.where(ok, count, steps.count))
 
 
-def aimed_level(safety_prob: Array, config: Config) -> Array:
-    """[K] the level whose quantile the indicator is taken at: 1−ε, or Pr[C ≤ d] while that is lower.
+def aimed_level(safety_prob: Array, multiplier: Array, config: Config) -> Array:
+    """[K] the level whose quantile the indicator is taken at: 1−ε, or Pr[C ≤ d] while that is lower and λ is large.
 
     Where one episode in ten is safe, the worst 5 % of steps say little about which episodes are not. For episode costs, I(C > q) at
     the level Pr[C ≤ d] marks exactly those above d, and the gradient is that of Pr[C ≤ d]; for costs to go it is the same share.
-    Below `lowest_level` it does not go: an indicator that is always on says nothing.
+    How low the level may go falls from 1 at λ = 0 to `lowest_level` at λ_max: a wide indicator hinders a policy that is still
+    learning the task, and a large λ says that the narrow one was not enough.
     """
-    return jnp.minimum(episodes.levels(config.constraints), jnp.maximum(safety_prob, config.lowest_level))
+    pressed = jnp.minimum(multiplier / jnp.maximum(config.dual.max_multiplier, 1e-6), 1.0)
+    lowest = 1.0 - (1.0 - config.lowest_level) * pressed
+    return jnp.minimum(episodes.levels(config.constraints), jnp.maximum(safety_prob, lowest))
 
 
 def constraint_advantage(cost_return: Array, cost_advantage: Array, q: Array, p: Array | None, config: Config) -> Array:
@@ -126,6 +130,10 @@ def check(config: Config, env: Spec) -> None:
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
     require(config.baseline in BASELINES, f"baseline = {config.baseline!r}: one of {', '.join(BASELINES)}")
     require(0 <= config.lowest_level <= 1, f"lowest_level = {config.lowest_level}: from 0 to 1")
+    require(
+        config.lowest_level == 1 or math.isfinite(config.dual.max_multiplier),
+        f"lowest_level = {config.lowest_level} is for λ = max_multiplier: set that too (20, say), or leave it at 1",
+    )
     require(config.step_window >= 1, f"step_window = {config.step_window}: at least 1")
     require(
         1 <= config.step_stride <= config.learner.n_steps,
@@ -164,7 +172,8 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     steps = push_steps(state.steps, cost_return, config.step_stride)
     mask = quantile.window_mask(steps)
     found = episodes.estimate(core.episodes, constraints)
-    q_hat = jax.vmap(quantile.empirical_quantile)(steps.values, aimed_level(found.safety_prob, config), mask)
+    level = aimed_level(found.safety_prob, state.dual.multiplier, config)
+    q_hat = jax.vmap(quantile.empirical_quantile)(steps.values, level, mask)
     q = dual.track(state.q, q_hat, config.dual, core.iteration, state.steps.count > 0)
 
     # λ_{k+1} = max(λ_k + η_k(q − d), 0), η_k tilted by F_q(d)   (13, 14, 17c)
