@@ -94,6 +94,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         FAST_DUAL_QCPO,
         dual=FAST_DUAL,
         baseline="separate",
+        lowest_level=0.8,
         step_window=10_000,  # of 100 episodes' 100,000 steps, every tenth: q̂ is a sort in every iteration
         step_stride=10,
     ),
@@ -116,8 +117,8 @@ HOST: dict[str, dict[str, Any]] = {
         "quantile_window": 20,
     },
 }
-# λ's additive steps, which those tasks were tuned with
-HOST_TQPO = {"initial_multiplier": 0.5, "gain": 0.1, "log_gain": 0.0}
+# λ's additive steps and an indicator at its level, which those tasks were tuned with
+HOST_TQPO = {"initial_multiplier": 0.5, "gain": 0.1, "log_gain": 0.0, "lowest_level": 1.0}
 
 # What each variant changes.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -132,7 +132,7 @@ def check(config: Config, env: Spec) -> None:
     require(0 <= config.lowest_level <= 1, f"lowest_level = {config.lowest_level}: from 0 to 1")
     require(
         config.lowest_level == 1 or math.isfinite(config.dual.max_multiplier),
-        f"lowest_level = {config.lowest_level} is for λ = max_multiplier: set that too (20, say), or leave it at 1",
+        f"lowest_level = {config.lowest_level} needs a bound on λ: set max_multiplier (20, say), or lowest_level=1",
     )
     require(config.step_window >= 1, f"step_window = {config.step_window}: at least 1")
     require(
