@@ -28,7 +28,12 @@ WRONG = [
     (["train", "--safety", "1.2"], "safety = 1.2: a probability strictly between 0 and 1"),
     (["train", "--cost-limit", "-3"], "cost_limit = -3.0: a number that is not negative"),
     (["train", "--seeds", "0"], "seeds = 0: at least 1"),
-    (["train", "--set", "learning_rat=1"], "no setting learning_rat; there are"),
+    (["train", "--set", "learning_rat=1"], "no setting learning_rat (did you mean learning_rate?); there are"),
+    (["train", "--set", "learning_rate=fast"], "learning_rate = 'fast': a number"),
+    (["train", "--set", "epochs=2.5"], "epochs = 2.5: a whole number"),
+    (["train", "--set", "bootstrap_timeouts=1"], "bootstrap_timeouts = 1: true or false"),
+    (["train", "--set", "margin=some"], "margin = 'some': a number"),
+    (["train", "--set", "max_multiplier=inf"], "needs a bound on λ: set max_multiplier (20, say), or lowest_level=1"),
     (["train", "--set", "learning_rate"], "'learning_rate' is not a setting: write NAME=VALUE"),
     (["train", "--set", "minibatches=7"], "minibatches = 7: must divide"),
     (["train", "--task-set", "extents=0.1"], "does not fit into extents"),
@@ -36,6 +41,7 @@ WRONG = [
     (["evaluate", "/nowhere/at/all"], "does not exist"),
     (["plot"], "no run given: name at least one folder"),
     (["bench", "planes"], "bench 'planes': there is envs"),
+    (["reproduce", "fast", "--set", "safety=0.8"], "safety is a cell's own and cannot be set"),
     (["reproduce", "table9"], "nothing to reproduce called 'table9'; there are table1"),
 ]
 

@@ -103,6 +103,15 @@ def test_a_field_that_a_file_is_too_old_to_have_counts_as_its_default(tmp_path):
     assert not cells.agree(found, plan, cell)
 
 
+def test_changed_settings_are_other_results(tmp_path):
+    cell = next(c for c in SETS["fast"] if c.task == "SimpleEnv")
+    plan = Plan((cell,), tmp_path, changes=(("log_gain", 0.3),))
+    changed = cells.config_of(plan, cell)
+    assert (changed.dual.log_gain, changed.constraints[0].safety) == (0.3, cell.safety)
+    assert not cells.agree(cells.settings_of(Plan((cell,), tmp_path), cell), plan, cell)
+    assert cells.agree(cells.settings_of(plan, cell), plan, cell)
+
+
 @pytest.mark.slow
 def test_what_is_done_is_not_done_again(finished):
     plan, _ = finished

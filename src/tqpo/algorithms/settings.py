@@ -4,6 +4,7 @@ Runs whose structure agrees can be stacked and trained by one compiled program, 
 """
 
 import dataclasses
+import difflib
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -54,9 +55,13 @@ def replace(config: T, **changes: Any) -> T:
     """
     names = field_names(config) | {"cost_limit", "safety", "margin"}
     if unknown := set(changes) - names:
-        raise UnknownNameError(f"no setting {', '.join(sorted(unknown))}; there are {', '.join(sorted(names))}")
+        close = [m for name in sorted(unknown) for m in difflib.get_close_matches(name, names, 1)]
+        hint = f" (did you mean {', '.join(close)}?)" if close else ""
+        raise UnknownNameError(f"no setting {', '.join(sorted(unknown))}{hint}; there are {', '.join(sorted(names))}")
     fields = {"cost_limit": "limit", "safety": "safety", "margin": "margin"}
     constraint = {field: changes.pop(name) for name, field in fields.items() if name in changes}
+    for name, value in constraint.items():
+        fitting(name, 0.0, value)
     constraints = changes.get("constraints", getattr(config, "constraints", ()))
     changes["constraints"] = tuple(dataclasses.replace(c, **constraint) for c in constraints)
     return _replace(config, changes)
@@ -67,10 +72,23 @@ def _replace(config: Any, changes: dict[str, Any]) -> Any:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.name in changes:
-            new[field.name] = changes[field.name]
+            new[field.name] = fitting(field.name, value, changes[field.name])
         elif dataclasses.is_dataclass(value):
             new[field.name] = _replace(value, changes)
     return dataclasses.replace(config, **new)
+
+
+def fitting(name: str, old: Any, new: Any) -> Any:
+    """The new value of a setting, refused where it is text for a number, half an integer, or the like."""
+    if isinstance(old, bool):
+        require(isinstance(new, bool), f"{name} = {new!r}: true or false")
+    elif isinstance(old, int):
+        whole = isinstance(new, int | float) and not isinstance(new, bool) and float(new).is_integer()
+        require(whole, f"{name} = {new!r}: a whole number")
+        return new if isinstance(new, int) else int(new)
+    elif isinstance(old, float):
+        require(not isinstance(new, str | bool | tuple | None), f"{name} = {new!r}: a number")
+    return new
 
 
 def require(condition: bool, message: str) -> None:

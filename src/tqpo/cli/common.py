@@ -19,7 +19,7 @@ def wide_console():
 
 
 def assignments(pairs: tuple[str, ...]) -> dict:
-    """NAME=VALUE pairs; a value is JSON where it can be (numbers, true, lists), else text."""
+    """NAME=VALUE pairs; a value is JSON where it can be (numbers, true, lists), inf, or else text."""
     out = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -28,7 +28,7 @@ def assignments(pairs: tuple[str, ...]) -> dict:
         try:
             value = json.loads(text)
         except json.JSONDecodeError:
-            value = text
+            value = float(text) if text in {"inf", "-inf"} else text
         out[name] = tuple(value) if isinstance(value, list) else value
     return out
 

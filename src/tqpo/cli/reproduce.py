@@ -3,8 +3,11 @@
 import dataclasses
 import functools
 import pathlib
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
+
+from tqpo.cli.common import assignments
 
 CHECKPOINT_EVERY = 50  # iterations, where a machine can be lost
 SHARE = 0.5  # of a GPU, if there is one: processes here share it
@@ -38,6 +41,8 @@ class Reproduce:
     """The cluster's address, or auto; without one, Ray is started on this machine."""
     gpus: float = 0.25
     """With Ray: the share of a GPU that each group gets; 0 for machines without."""
+    set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    """Settings of the algorithm other than the preset's, e.g. lowest_level=1. Give it a folder of its own."""
     out: pathlib.Path = pathlib.Path("results/paper")
     """Folder for one JSON file per cell."""
 
@@ -59,6 +64,9 @@ class Reproduce:
         for name in ("seeds", "jobs", "steps"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}: at least 1")
+        changes = assignments(self.set)
+        if fixed := {"safety", "cost_limit"} & set(changes):
+            raise ConfigError(f"{fixed.pop()} is a cell's own and cannot be set; --safety chooses among levels")
         chosen = {"task": self.task, "algo": self.algo, "safety": self.safety}
         cells = [c for c in SETS[self.what] if all(getattr(c, k) in v for k, v in chosen.items() if v)]
         if not cells:
@@ -67,7 +75,14 @@ class Reproduce:
         seeds = tuple(range(self.seeds))
         every = CHECKPOINT_EVERY if self.ray else 0
         plan = Plan(
-            tuple(cells), self.out.absolute(), seeds, int(self.steps), self.episodes, self.judge, checkpoint_every=every
+            tuple(cells),
+            self.out.absolute(),
+            seeds,
+            int(self.steps),
+            self.episodes,
+            self.judge,
+            checkpoint_every=every,
+            changes=tuple(changes.items()),
         )
         runner = functools.partial(cluster.run_local, at_once=self.jobs, gpus=SHARE)
         if self.ray:

@@ -56,13 +56,14 @@ class Plan:
     judged_episodes: int = 100  # per seed
     chunk: int = 8  # iterations between two reports
     checkpoint_every: int = 0  # iterations, to go on from after a loss; 0: never, a group takes minutes
+    changes: tuple[tuple[str, Any], ...] = ()  # settings other than the presets', by name
 
 
 Say = Callable[[dict[str, Any]], Any]  # takes what a group is doing
 
 
-def config_of(cell: Cell) -> Any:
-    return preset(cell.preset, cell.algo, safety=cell.safety, cost_limit=COST_LIMIT)
+def config_of(plan: Plan, cell: Cell) -> Any:
+    return preset(cell.preset, cell.algo, safety=cell.safety, cost_limit=COST_LIMIT, **dict(plan.changes))
 
 
 def algorithm_of(cell: Cell) -> str:
@@ -70,12 +71,12 @@ def algorithm_of(cell: Cell) -> str:
 
 
 def runs_of(plan: Plan, cell: Cell) -> list[Run]:
-    return [Run(make(cell.task), algorithm_of(cell), config_of(cell), seed) for seed in plan.seeds]
+    return [Run(make(cell.task), algorithm_of(cell), config_of(plan, cell), seed) for seed in plan.seeds]
 
 
 def settings_of(plan: Plan, cell: Cell) -> dict[str, Any]:
     """What a result depends on; compared with a file to see whether it is still good."""
-    config = json.loads(json.dumps(dataclasses.asdict(config_of(cell))))
+    config = json.loads(json.dumps(dataclasses.asdict(config_of(plan, cell))))
     facts = {"task": cell.task, "algo": cell.algo, "safety": cell.safety, "preset": cell.preset}
     return facts | {"seeds": list(plan.seeds), "steps": plan.steps, "config": config}
 
@@ -103,7 +104,7 @@ def agree(found: dict[str, Any], plan: Plan, cell: Cell) -> bool:
     """Whether these are the settings of this cell. A field that is younger than the file counts as its default, which
     is what the code did before it had the field; one that is gone must have the value that code without it amounts to."""
     wanted = settings_of(plan, cell)
-    usual = json.loads(json.dumps(dataclasses.asdict(type(config_of(cell))())))
+    usual = json.loads(json.dumps(dataclasses.asdict(type(config_of(plan, cell))())))
     return found | {"config": filled(found["config"], usual)} == wanted
 
 
@@ -121,7 +122,7 @@ def groups_of(plan: Plan) -> list[tuple[Cell, ...]]:
     todo = [cell for cell in plan.cells if not done(plan, cell)]
     groups: dict[Any, list[Cell]] = {}
     for cell in todo:
-        groups.setdefault((cell.task, algorithm_of(cell), jax.tree.structure(config_of(cell))), []).append(cell)
+        groups.setdefault((cell.task, algorithm_of(cell), jax.tree.structure(config_of(plan, cell))), []).append(cell)
     return sorted((tuple(g) for g in groups.values()), key=work, reverse=True)
 
 
@@ -262,13 +263,13 @@ def check_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> 
 
     judge = None
     if chosen := judged(plan, cell):
-        judge = {"jax": summary(cell, {seed: found[seed] for seed in chosen}), "mujoco": None}
-    return {"fresh": summary(cell, found), "judge": judge}
+        judge = {"jax": summary(plan, cell, {seed: found[seed] for seed in chosen}), "mujoco": None}
+    return {"fresh": summary(plan, cell, found), "judge": judge}
 
 
-def summary(cell: Cell, episodes: dict[int, Totals]) -> dict[str, Any]:
+def summary(plan: Plan, cell: Cell, episodes: dict[int, Totals]) -> dict[str, Any]:
     """What episodes say, without the episodes: they would make a file a hundred times as large."""
-    constraints, names = config_of(cell).constraints, make(cell.task).cost_names
+    constraints, names = config_of(plan, cell).constraints, make(cell.task).cost_names
     out = evaluation.summarise(episodes, constraints, names, deterministic=False)
     for seed in out["seeds"]:
         for name in ("returns", "episode_costs", "lengths"):
@@ -291,7 +292,7 @@ def save_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> N
 
 def load_policy(plan: Plan, cell: Cell, seed: int) -> ActorPolicy:
     """A policy that `save_policies` wrote."""
-    env, config = make(cell.task), config_of(cell)
+    env, config = make(cell.task), config_of(plan, cell)
     algorithm = algorithms.get(algorithm_of(cell))
     shape = eqx.filter_eval_shape(lambda: policies_of(algorithm.init(jax.random.key(0), env, config)))
     with np.load(policy_file(plan, cell), allow_pickle=False) as found:

@@ -60,7 +60,9 @@ class Judge:
             episodes.setdefault(part.seed, []).extend(played)
         path = path_of(self.plan, cell)
         result: dict[str, Any] = read(path) or {}
-        result["judge"]["mujoco"] = summary(cell, {seed: totals(played) for seed, played in episodes.items()})
+        result["judge"]["mujoco"] = summary(
+            self.plan, cell, {seed: totals(played) for seed, played in episodes.items()}
+        )
         write(path, result)
 
     def close(self) -> None:
