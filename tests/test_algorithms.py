@@ -176,30 +176,41 @@ def test_the_level_follows_the_safe_share_between_its_bounds():
     config = small(safety=0.9, margin=0.1, lowest_level=0.6, max_multiplier=10.0)
     shares = jnp.array([[0.0], [0.6], [0.75], [0.91], [0.97], [1.0]])
 
-    def levels(multiplier, **changes):
+    def levels(multiplier, n_episodes=9, **changes):
         changed = replace(config, **changes)
-        return jax.vmap(lambda p: tqpo.aimed_level(p, jnp.array([multiplier]), changed))(shares)[:, 0]
+        found = [episodes.Estimates(*[jnp.zeros(1)] * 2, p, jnp.zeros(1), jnp.array(n_episodes)) for p in shares]
+        return np.array([tqpo.aimed_level(e, jnp.array([multiplier]), changed)[0] for e in found])
 
     np.testing.assert_allclose(levels(10.0), [0.6, 0.6, 0.75, 0.91, 0.91, 0.91], rtol=1e-6)
     np.testing.assert_allclose(levels(5.0), [0.8, 0.8, 0.8, 0.91, 0.91, 0.91], rtol=1e-6)
     usual = episodes.levels(config.constraints)
     assert (levels(0.0) == usual).all()
+    assert (levels(10.0, n_episodes=0) == usual).all()  # nothing is known yet
     assert (levels(10.0, lowest_level=1.0) == usual).all()
     assert (levels(10.0, lowest_level=1.0, max_multiplier=float("inf")) == usual).all()
     assert (levels(0.0, max_multiplier=0.0) == usual).all()
 
 
+def test_each_constraint_has_its_own_level():
+    constraints = (Constraint(safety=0.9), Constraint(channel=1, safety=0.99))
+    config = small(constraints=constraints, lowest_level=0.5, max_multiplier=10.0)
+    found = episodes.Estimates(*[jnp.zeros(2)] * 2, jnp.array([0.1, 0.1]), jnp.zeros(2), jnp.array(9))
+    np.testing.assert_allclose(tqpo.aimed_level(found, jnp.array([10.0, 1.0]), config), [0.5, 0.95], rtol=1e-6)
+
+
 def test_an_unsafe_policy_is_told_by_a_wider_indicator():
     """No episode of the chain is within the limit: at λ_max the indicator is on for half of the steps, not for a tenth."""
-    shares = {}
-    for lowest in (1.0, 0.5):
-        config = small(safety=0.9, cost_limit=0.5, lowest_level=lowest, max_multiplier=0.5, initial_multiplier=0.5)
+    shares, levels = {}, {}
+    for lowest, bound in ((1.0, 0.5), (0.5, 0.5), (0.5, 100.0)):
+        config = small(safety=0.9, cost_limit=0.5, lowest_level=lowest, max_multiplier=bound, initial_multiplier=0.5)
         update, state = updater(config, env=Chain(8)), start(config, env=Chain(8))
         for _ in range(3):
             state, metrics = update(state)
         assert metrics["safety_prob"][0] == 0
-        shares[lowest] = float(metrics["exceed_share"][0])
-    assert shares[1.0] < 0.3 < shares[0.5]
+        shares[lowest, bound] = float(metrics["exceed_share"][0])
+        levels[lowest, bound] = float(metrics["indicator_level"][0])
+    assert max(shares[1.0, 0.5], shares[0.5, 100.0]) < 0.3 < shares[0.5, 0.5]
+    assert levels == pytest.approx({(1.0, 0.5): 0.9, (0.5, 0.5): 0.5, (0.5, 100.0): 0.9})
 
 
 def test_multiplier_waits_for_the_first_episode():
@@ -327,6 +338,26 @@ def test_settings_change_by_name():
         preset("fast", "trpo")
     with pytest.raises(UnknownNameError, match="ppo-lag"):
         algorithms.get("trpo")
+
+
+def test_settings_take_what_fits_their_kind():
+    config = preset("fast", gain=1, epochs=4.0, n_envs=np.int64(8), bootstrap_timeouts=np.bool_(False), hidden=(8,))
+    got = (config.dual.gain, config.learner.epochs, config.learner.n_envs, config.learner.bootstrap_timeouts)
+    assert [(x, type(x)) for x in got] == [(1.0, float), (4, int), (8, int), (False, bool)]
+    assert config.learner.network.hidden == (8,)
+    assert replace(config, gain=0.5).dual.gain == 0.5
+    assert replace(config, tilt=Tilt.FIXED).dual.tilt == Tilt.FIXED
+    assert replace(config, matmul_precision=None).learner.matmul_precision is None
+    assert replace(config, max_multiplier=float("inf")).dual.max_multiplier == float("inf")
+    assert replace(config, gain=jnp.array(0.5)).dual.gain.shape == ()
+    for wrong in ({"gain": {}}, {"gain": True}, {"epochs": 1.5}, {"hidden": (8.5,)}, {"baseline": 3}, {"network": 3}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            replace(config, **wrong)
+
+
+def test_environments_on_the_host_keep_the_indicator_at_its_level():
+    assert preset("fast", host=True).lowest_level == 1
+    assert preset("fast").lowest_level < 1
 
 
 def test_margin_holds_back_a_share_of_the_outage_probability():

@@ -1,8 +1,8 @@
 """Presets: configurations as data.
 
-`paper` is the released configuration, network and all. `tuned` is that with the baseline p(s), a wider indicator where λ is
-large, and a margin. `fast` is the default: small networks, more environments, minibatches, the baseline p(s) on, a milder
-tilt of steps in log λ, for a laptop as for a GPU.
+`paper` is the released configuration, network and all. `tuned` is that with the baseline p(s), steps in log λ besides, a
+wider indicator where λ is large, and a margin. `fast` is the default: small networks, more environments, minibatches, and
+the same four with λ's steps in log λ alone, for a laptop as for a GPU.
 """
 
 import dataclasses
@@ -41,7 +41,8 @@ PAPER_LEARNER = LearnerConfig(
 PAPER_DUAL = DualConfig(initial_multiplier=0.5, gain=0.1, cost_scale=10.0, delta=0.1, alpha=1.0)
 PAPER_DUAL_QCPO = dataclasses.replace(PAPER_DUAL, initial_multiplier=0.0, tilt=Tilt.NONE, max_step=float("inf"))
 
-# λ also moves in proportion to itself: tasks on which it must be large (ten and more) are not the last to get there and back.
+# λ also moves in proportion to itself, which outweighs the additive step from λ = 5 on: where λ must be ten and more, that step
+# alone takes most of the run to get there and does not get back.
 TUNED_DUAL = dataclasses.replace(PAPER_DUAL, log_gain=0.02, max_multiplier=20.0)
 TUNED_QUANTILE = (Constraint(margin=0.1),)
 
@@ -139,7 +140,10 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
     "tqpo-no-tilt": ("quantile", "TQPO with equal steps of λ up and down"),
     "tqpo-fixed-tilt": ("quantile", "TQPO with the fixed rates η₊ = 0.2, η₋ = 0.8"),
     "tqpo-released-tilt": ("quantile", "TQPO with the tilt as the released code computes it"),
-    "tqpo-baseline": ("quantile", "TQPO with a learned baseline p(s) for its indicator (on in the fast preset)"),
+    "tqpo-baseline": (
+        "quantile",
+        "TQPO with a learned baseline p(s) for its indicator (on in the presets fast and tuned)",
+    ),
     "tqpo-no-baseline": ("quantile", "TQPO without that baseline (as in the paper)"),
     "qcpo-tilt": ("quantile", "QCPO with TQPO's tilt"),
 }

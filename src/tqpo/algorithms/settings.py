@@ -5,9 +5,12 @@ Runs whose structure agrees can be stacked and trained by one compiled program, 
 
 import dataclasses
 import difflib
-from typing import Any, TypeVar, dataclass_transform
+import math
+import numbers
+from typing import Any, TypeVar, dataclass_transform, get_args, get_origin
 
 import jax
+import numpy as np
 
 from tqpo.errors import ConfigError, UnknownNameError
 
@@ -55,14 +58,14 @@ def replace(config: T, **changes: Any) -> T:
     """
     names = field_names(config) | {"cost_limit", "safety", "margin"}
     if unknown := set(changes) - names:
-        close = [m for name in sorted(unknown) for m in difflib.get_close_matches(name, names, 1)]
+        close = [known for name in sorted(unknown) for known in difflib.get_close_matches(name, names, 1)]
         hint = f" (did you mean {', '.join(close)}?)" if close else ""
         raise UnknownNameError(f"no setting {', '.join(sorted(unknown))}{hint}; there are {', '.join(sorted(names))}")
     fields = {"cost_limit": "limit", "safety": "safety", "margin": "margin"}
-    constraint = {field: changes.pop(name) for name, field in fields.items() if name in changes}
-    for name, value in constraint.items():
-        fitting(name, 0.0, value)
-    constraints = changes.get("constraints", getattr(config, "constraints", ()))
+    constraint = {field: checked(name, float, changes.pop(name)) for name, field in fields.items() if name in changes}
+    constraints = checked(
+        "constraints", tuple[Constraint, ...], changes.get("constraints", getattr(config, "constraints", ()))
+    )
     changes["constraints"] = tuple(dataclasses.replace(c, **constraint) for c in constraints)
     return _replace(config, changes)
 
@@ -72,23 +75,39 @@ def _replace(config: Any, changes: dict[str, Any]) -> Any:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.name in changes:
-            new[field.name] = fitting(field.name, value, changes[field.name])
+            new[field.name] = checked(field.name, field.type, changes[field.name])
         elif dataclasses.is_dataclass(value):
             new[field.name] = _replace(value, changes)
     return dataclasses.replace(config, **new)
 
 
-def fitting(name: str, old: Any, new: Any) -> Any:
-    """The new value of a setting, refused where it is text for a number, half an integer, or the like."""
-    if isinstance(old, bool):
-        require(isinstance(new, bool), f"{name} = {new!r}: true or false")
-    elif isinstance(old, int):
-        whole = isinstance(new, int | float) and not isinstance(new, bool) and float(new).is_integer()
-        require(whole, f"{name} = {new!r}: a whole number")
-        return new if isinstance(new, int) else int(new)
-    elif isinstance(old, float):
-        require(not isinstance(new, str | bool | tuple | None), f"{name} = {new!r}: a number")
-    return new
+def checked(name: str, kind: Any, value: Any) -> Any:
+    """The value of a setting as its annotation has it, refused where it is of another kind: text for a number, say."""
+    if kind is bool:
+        require(isinstance(value, bool | np.bool_), f"{name} = {value!r}: true or false")
+        return bool(value)
+    if kind is int:
+        require(is_whole(value), f"{name} = {value!r}: a whole number")
+        return value if isinstance(value, int) else int(value)
+    if kind is float and not isinstance(value, jax.Array):
+        number = isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+        require(number, f"{name} = {value!r}: a number")
+        return float(value)
+    if kind in (str, str | None):
+        require(isinstance(value, kind), f"{name} = {value!r}: text")
+    elif get_origin(kind) is tuple:
+        (each, _) = get_args(kind)
+        fits = is_whole if each is int else lambda x: isinstance(x, each)
+        what = "whole numbers, as in [64, 64]" if each is int else f"several {each.__name__}"
+        require(isinstance(value, tuple) and all(map(fits, value)), f"{name} = {value!r}: {what}")
+    elif dataclasses.is_dataclass(kind):
+        require(isinstance(value, kind), f"{name} = {value!r}: set what is in it by name")
+    return value
+
+
+def is_whole(value: Any) -> bool:
+    whole = isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
+    return whole and not isinstance(value, bool)
 
 
 def require(condition: bool, message: str) -> None:

@@ -4,7 +4,7 @@
 |---|---|---|
 | θ, φ | `learner.network` | policy and value weights |
 | C(s_i, π) (Eq. 8) | `cost_return` | [T, B, K] GAE(γ, λ_GAE) estimate of the discounted cost to go, in cost/cost_scale |
-| q̂, q_k (Eqs. 9, 17a) | `q_hat`, `State.q` | [K] (1−ε)-quantile of `cost_return` over the last `step_window` steps |
+| q̂, q_k (Eqs. 9, 17a) | `q_hat`, `State.q` | [K] quantile of `cost_return` over the last `step_window` steps, at `aimed_level` |
 | I(C ≥ q_k) | `exceeds` | [T, B, K] |
 | −I(C ≥ q_k)·scale/ε (Eq. 16, sign corrected) | `Targets.constraint_advantage` | [T, B, K] |
 | A (Eq. 16) | the sum inside `ppo.penalised_surrogate` | |
@@ -16,13 +16,14 @@
 | 1−ε, d, δ | `constraints[k].safety`, `.limit`, `dual.delta` | |
 | p(s), not in the paper | head `exceeds` | [K] Pr[C(s) ≥ q_k], a baseline for the indicator |
 
-Departures from the paper, all but the last three as released:
+Departures from the paper, all but the last four as released:
 - The indicator's sign: Eqs. 8–16 as printed punish the safe trajectories (`quantile.quantile_advantage` has the derivation).
 - The limit d and λ's step use the undiscounted episode cost; the gradient's indicator uses the discounted cost to go from each
   step, against the quantile of that same quantity. Both are logged: `episode_cost_quantile`, `cost_return_quantile`.
 - The density f(q) is dropped and the indicator scaled by `indicator_scale`/ε; the objective is divided by 1 + λ; reward and
   constraint terms are clipped apart; λ's step is scaled by a gain and bounded.
 - `baseline` subtracts a learned p(s) from the indicator: the same gradient on average, with less variance.
+- `log_gain` moves log λ (`multiplier.multiplier_step`).
 - `lowest_level` lowers the level of q̂ while the policy is unsafe at a large λ, towards what the policy keeps now.
 - Several constraints at once, mean constraints among them (treated as in PPO-Lagrangian, never tilted).
 
@@ -104,17 +105,19 @@ def push_steps(steps: quantile.Window, cost_return: Array, stride: int) -> quant
     return quantile.Window(jnp.where(ok[:, None], values, steps.values), jnp.where(ok, count, steps.count))
 
 
-def aimed_level(safety_prob: Array, multiplier: Array, config: Config) -> Array:
+def aimed_level(found: episodes.Estimates, multiplier: Array, config: Config) -> Array:
     """[K] the level whose quantile the indicator is taken at: 1−ε, or Pr[C ≤ d] while that is lower and λ is large.
 
     Where one episode in ten is safe, the worst 5 % of steps say little about which episodes are not. For episode costs, I(C > q) at
     the level Pr[C ≤ d] marks exactly those above d, and the gradient is that of Pr[C ≤ d]; for costs to go it is the same share.
     How low the level may go falls from 1 at λ = 0 to `lowest_level` at λ_max: a wide indicator hinders a policy that is still
-    learning the task, and a large λ says that the narrow one was not enough.
+    learning the task, and a large λ says that the narrow one was not enough. The indicator keeps its scale, so one that is
+    wider weighs more as well; divided by its share it did worse in trials.
     """
-    pressed = jnp.minimum(multiplier / jnp.maximum(config.dual.max_multiplier, 1e-6), 1.0)
-    lowest = 1.0 - (1.0 - config.lowest_level) * pressed
-    return jnp.minimum(episodes.levels(config.constraints), jnp.maximum(safety_prob, lowest))
+    share_of_max = multiplier / jnp.maximum(config.dual.max_multiplier, 1e-6)  # a bound of 0 keeps λ at 0
+    lowest = 1.0 - (1.0 - config.lowest_level) * jnp.minimum(share_of_max, 1.0)
+    kept = jnp.where(found.n_episodes > 0, found.safety_prob, 1.0)  # nothing is known yet
+    return jnp.minimum(episodes.levels(config.constraints), jnp.maximum(kept, lowest))
 
 
 def constraint_advantage(cost_return: Array, cost_advantage: Array, q: Array, p: Array | None, config: Config) -> Array:
@@ -172,7 +175,7 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     steps = push_steps(state.steps, cost_return, config.step_stride)
     mask = quantile.window_mask(steps)
     found = episodes.estimate(core.episodes, constraints)
-    level = aimed_level(found.safety_prob, state.dual.multiplier, config)
+    level = aimed_level(found, state.dual.multiplier, config)
     q_hat = jax.vmap(quantile.empirical_quantile)(steps.values, level, mask)
     q = dual.track(state.q, q_hat, config.dual, core.iteration, state.steps.count > 0)
 
@@ -192,5 +195,5 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     metrics = episodes.metrics(core.episodes, experience.finished, constraints, found) | dual_metrics
     lagrangian = functools.partial(loss, lam=duals.multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
-    metrics |= {"cost_return_quantile": q, "exceed_share": targets.exceeds.mean((0, 1))}
+    metrics |= {"cost_return_quantile": q, "indicator_level": level, "exceed_share": targets.exceeds.mean((0, 1))}
     return State(core, duals, q, steps), metrics | fitted

@@ -51,9 +51,9 @@ class Reproduce:
         from tqpo.errors import ConfigError, UnknownNameError
         from tqpo.paper import SETS
         from tqpo.reproduce import document, jobs
-        from tqpo.reproduce.cells import Plan
+        from tqpo.reproduce.cells import Plan, check
 
-        if self.what in {"figures", "tables"}:
+        if self.what in {"figures", "tables"} and not self.set:
             for path in document.write_all(self.out, pathlib.Path("docs/reproduction.md")):
                 print(path)
             return
@@ -65,8 +65,10 @@ class Reproduce:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)}: at least 1")
         changes = assignments(self.set)
-        if fixed := {"safety", "cost_limit"} & set(changes):
-            raise ConfigError(f"{fixed.pop()} is a cell's own and cannot be set; --safety chooses among levels")
+        if fixed := sorted({"safety", "cost_limit", "constraints", "baseline", "tilt"} & set(changes)):
+            raise ConfigError(f"{fixed[0]} is what a cell is and cannot be set; --safety and --algo choose among cells")
+        if changes and self.out == Reproduce.out:
+            raise ConfigError(f"--set makes other results than those in {self.out}: give them a folder with --out")
         chosen = {"task": self.task, "algo": self.algo, "safety": self.safety}
         cells = [c for c in SETS[self.what] if all(getattr(c, k) in v for k, v in chosen.items() if v)]
         if not cells:
@@ -84,6 +86,7 @@ class Reproduce:
             checkpoint_every=every,
             changes=tuple(changes.items()),
         )
+        check(plan)
         runner = functools.partial(cluster.run_local, at_once=self.jobs, gpus=SHARE)
         if self.ray:
             runner = functools.partial(cluster.run_tasks, gpus=self.gpus, address=self.address)

@@ -29,7 +29,7 @@ from tqpo import algorithms, evaluation
 from tqpo.acting import ActorPolicy, Totals
 from tqpo.algorithms.presets import VARIANTS, preset
 from tqpo.envs import make
-from tqpo.errors import TqpoError
+from tqpo.errors import ConfigError, TqpoError
 from tqpo.paper import COST_LIMIT, STEPS, TABLE1, Cell
 from tqpo.program import Group, Metrics, Run, group_runs, init_group, run, take_run
 from tqpo.provenance import provenance
@@ -72,6 +72,15 @@ def algorithm_of(cell: Cell) -> str:
 
 def runs_of(plan: Plan, cell: Cell) -> list[Run]:
     return [Run(make(cell.task), algorithm_of(cell), config_of(plan, cell), seed) for seed in plan.seeds]
+
+
+def check(plan: Plan) -> None:
+    """Raises for settings that a cell has not or cannot be trained with, before anything is started."""
+    for cell in plan.cells:
+        try:
+            group_runs(runs_of(plan, cell))
+        except TqpoError as error:
+            raise ConfigError(f"{cell.name}: {error}") from None
 
 
 def settings_of(plan: Plan, cell: Cell) -> dict[str, Any]:
