@@ -98,7 +98,7 @@ BASELINE: list[Cell] = [Cell(c.task, "tqpo-baseline", c.safety) for c in TUNED i
 # And once with the fast preset: the same steps, a small network.
 FAST: list[Cell] = [Cell(c.task, "tqpo", c.safety, preset="fast") for c in TABLE1 if c.algo == "tqpo"]
 
-# Evidence on one task that every part works at the paper's scale; fifteen runs of one program at three seeds.
+# Evidence on one task that every part works at the paper's scale; TQPO and its tilts: fifteen runs of one program at three seeds.
 FIRST: list[Cell] = [
     *(cell for cell in TABLE1 if cell.task == "SimpleEnv" and cell.algo == "tqpo"),
     *(cell for cell in TABLE2 if cell.task == "SimpleEnv" and cell.algo in {"tqpo-no-tilt", "tqpo-fixed-tilt"}),
