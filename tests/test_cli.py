@@ -51,6 +51,7 @@ WRONG = [
     (["reproduce", "fast", "--set", "gain=0.2"], "give them a folder with --out"),
     (["reproduce", "all", "--set", "lowest_level=1", "--out", "x"], "SimpleEnv-qcpo-90-paper: no setting lowest_level"),
     (["reproduce", "fast", "--set", "minibatches=7", "--out", "x"], "minibatches = 7: must divide"),
+    (["reproduce", "tables", "--set", "gain=0.2"], "tables draws what is there"),
     (["reproduce", "table9"], "nothing to reproduce called 'table9'; there are table1"),
 ]
 

@@ -53,7 +53,9 @@ class Reproduce:
         from tqpo.reproduce import document, jobs
         from tqpo.reproduce.cells import Plan, check
 
-        if self.what in {"figures", "tables"} and not self.set:
+        if self.what in {"figures", "tables"}:
+            if self.set:
+                raise ConfigError(f"{self.what} draws what is there: --set is for training")
             for path in document.write_all(self.out, pathlib.Path("docs/reproduction.md")):
                 print(path)
             return
