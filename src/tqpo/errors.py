@@ -1,6 +1,8 @@
 """Errors that name the offending value and say what would work."""
 
+import difflib
 import signal
+from collections.abc import Iterable
 
 
 class TqpoError(Exception):
@@ -16,6 +18,12 @@ class UnknownNameError(TqpoError, KeyError):
 
     def __str__(self) -> str:  # KeyError would print the repr of the message
         return str(self.args[0]) if self.args else ""
+
+
+def did_you_mean(names: Iterable[str], known: Iterable[str]) -> str:
+    """A hint at the known names that are closest to unknown ones; empty where none is close."""
+    close = [match for name in names for match in difflib.get_close_matches(name, list(known), 1, 0.5)]
+    return f" (did you mean {', '.join(close)}?)" if close else ""
 
 
 class LayoutError(ConfigError):

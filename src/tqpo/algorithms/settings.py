@@ -4,7 +4,6 @@ Runs whose structure agrees can be stacked and trained by one compiled program, 
 """
 
 import dataclasses
-import difflib
 import math
 import numbers
 from typing import Any, TypeVar, dataclass_transform, get_args, get_origin
@@ -12,7 +11,7 @@ from typing import Any, TypeVar, dataclass_transform, get_args, get_origin
 import jax
 import numpy as np
 
-from tqpo.errors import ConfigError, UnknownNameError
+from tqpo.errors import ConfigError, UnknownNameError, did_you_mean
 
 T = TypeVar("T")
 
@@ -58,9 +57,9 @@ def replace(config: T, **changes: Any) -> T:
     """
     names = field_names(config) | {"cost_limit", "safety", "margin"}
     if unknown := set(changes) - names:
-        close = [known for name in sorted(unknown) for known in difflib.get_close_matches(name, names, 1)]
-        hint = f" (did you mean {', '.join(close)}?)" if close else ""
-        raise UnknownNameError(f"no setting {', '.join(sorted(unknown))}{hint}; there are {', '.join(sorted(names))}")
+        asked = sorted(unknown)
+        hint = did_you_mean(asked, names)
+        raise UnknownNameError(f"no setting {', '.join(asked)}{hint}; there are {', '.join(sorted(names))}")
     fields = {"cost_limit": "limit", "safety": "safety", "margin": "margin"}
     constraint = {field: checked(name, float, changes.pop(name)) for name, field in fields.items() if name in changes}
     constraints = checked(

@@ -1,12 +1,11 @@
 """The tasks by name."""
 
-import difflib
 from dataclasses import replace
 from typing import Any
 
 from tqpo.envs.config import TaskConfig
 from tqpo.envs.task import Task
-from tqpo.errors import ConfigError, UnknownNameError
+from tqpo.errors import ConfigError, UnknownNameError, did_you_mean
 
 TASKS: dict[str, TaskConfig] = {
     "SimpleEnv": TaskConfig(
@@ -33,8 +32,7 @@ DESCRIPTIONS: dict[str, str] = {
 def make(name: str, **changes: Any) -> Task:
     """The task of that name; `changes` are fields of `TaskConfig`, e.g. `make("SimpleEnv", max_steps=200)`."""
     if name not in TASKS:
-        close = difflib.get_close_matches(name, TASKS, 1, 0.5)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = did_you_mean([name], TASKS)
         raise UnknownNameError(f"there is no task {name!r}; there are {', '.join(TASKS)}{hint}")
     try:
         return Task(replace(TASKS[name], **changes))
