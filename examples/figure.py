@@ -4,7 +4,7 @@ import json
 import pathlib
 import sys
 
-from tqpo.figures import INK, finish, new_figure, style
+from tqpo.output.figures import INK, finish, new_figure, style
 
 TITLES = {
     "pendulum": "Pendulum-v1: velocity",

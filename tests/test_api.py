@@ -1,9 +1,9 @@
 """`tqpo.train`, `tqpo.load`, `tqpo.evaluate`."""
 
+import jobs
 import numpy as np
 import pytest
 
-import jobs
 import tqpo
 from tqpo.errors import ActionError, ConfigError
 

@@ -1,65 +1,78 @@
-"""A module imports only from the rows above its own (docs/architecture.md)."""
+"""A package imports only from those above it, and inside a package there is no cycle (docs/architecture.md)."""
 
 import ast
+import graphlib
 import pathlib
 
 import pytest
 
 SRC = pathlib.Path(__file__).parent.parent / "src" / "tqpo"
 
-ROWS = [
-    {"types", "errors"},
-    {"quantile", "returns", "multiplier", "gaussian", "distribution", "normalize", "schedule", "weibull", "statistics"},
-    {"networks"},
-    {"physics", "bridge"},
-    {"envs", "hosting"},
-    {"rollout"},
-    {"algorithms"},
-    {"program", "collecting", "acting", "hosted", "evaluation", "store", "events", "provenance", "cluster"},
-    {"paper", "figures", "plots", "video", "playback", "report", "bench", "parity", "convergence"},
-    {"job", "live", "sinks", "session", "finish", "summary", "api", "ship", "reproduce", "export", "sweep"},
-    {"cli"},
-]
-ROW_OF = {name: i for i, row in enumerate(ROWS) for name in row}
-BORDER = {
+ORDER = (
+    *("errors", "types", "provenance", "maths", "networks", "physics", "envs", "host", "algorithms", "store"),
+    *("evaluation", "training", "output", "sweep", "reproduce", "api", "cli"),
+)
+BORDER = {  # files that import a heavy package when they are imported
     "envs/mujoco.py",
     "envs/gymnasium.py",
     "envs/render.py",
-    "export/onnx.py",
-    "bridge/environments.py",
-    *(f"hosting/{name}.py" for name in ("spaces", "guard", "hosts", "own_vector", "ray_vector")),
+    "output/export/onnx.py",
+    "host/bridge/environments.py",
+    *(f"host/{name}.py" for name in ("spaces", "guard", "batch", "own_vector", "ray_vector")),
     *(f"cli/{p.name}" for p in (SRC / "cli").iterdir()),
 }
 HEAVY = {"mujoco", "gymnasium", "tyro", "matplotlib", "ray", "PIL", "wandb", "onnx", "onnxruntime"}
+MOST_AT_THE_TOP = 6
+
+FILES = sorted(p for p in SRC.rglob("*.py") if p != SRC / "__init__.py")
 
 
-def module_of(path: pathlib.Path) -> str:
-    return path.relative_to(SRC).parts[0].removesuffix(".py")
+def name_of(path: pathlib.Path) -> str:
+    """tqpo.maths.quantile of src/tqpo/maths/quantile.py."""
+    parts = ("tqpo", *path.relative_to(SRC).with_suffix("").parts)
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(p) for p in SRC.rglob("*.py")}
 
 
 def imports(tree: ast.AST):
+    """The modules that a piece of code imports; of `from tqpo.x import y`, y if that is a module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            if node.module == "tqpo":
-                yield from (f"tqpo.{alias.name}" for alias in node.names)
-            else:
-                yield node.module
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else node.module
 
 
-FILES = sorted(p for p in SRC.rglob("*.py") if p.name not in {"__init__.py", "__main__.py"} or p.parent != SRC)
+def package_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SRC)))
 def test_imports_only_from_above(path):
-    own = module_of(path)
-    assert own in ROW_OF, f"{own} has no row in docs/architecture.md and tests/test_layers.py"
+    own = package_of(name_of(path))
+    assert own in ORDER, f"{own} has no row in docs/architecture.md and no place in ORDER"
     for name in imports(ast.parse(path.read_text())):
-        if name.startswith("tqpo."):
-            other = name.split(".")[1]
-            if other in ROW_OF and other != own:
-                assert ROW_OF[other] <= ROW_OF[own], f"{own} must not know {other}"
+        other = package_of(name) if name.split(".")[0] == "tqpo" else ""
+        if other and other != own:
+            assert ORDER.index(other) < ORDER.index(own), f"{own} must not know {other}"
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_a_package_has_no_cycle(package):
+    graph = {}
+    for path in FILES:
+        if package_of(module := name_of(path)) == package:
+            found = {name for name in imports(ast.parse(path.read_text())) if package_of(name) == package}
+            graph[module] = found - {module}
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_the_top_level_is_small():
+    assert len(list(SRC.glob("*.py"))) <= MOST_AT_THE_TOP
 
 
 @pytest.mark.parametrize("path", sorted(SRC.rglob("*.py")), ids=lambda p: str(p.relative_to(SRC)))
@@ -68,3 +81,8 @@ def test_heavy_packages_are_imported_where_they_are_used(path):
         for name in imports(node) if isinstance(node, ast.Import | ast.ImportFrom) else ():
             border = path.relative_to(SRC).as_posix() in BORDER
             assert border or name.split(".")[0] not in HEAVY, f"{path.name} imports {name} at import time"
+
+
+@pytest.mark.parametrize("folder", sorted(p for p in (SRC.parents[1] / "tests").iterdir() if p.is_dir()))
+def test_tests_mirror_the_tree(folder):
+    assert folder.name in {*ORDER, "support", "data", "__pycache__"}, f"tests/{folder.name}: there is no such package"

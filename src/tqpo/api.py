@@ -7,10 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from tqpo import finish, session, store
-from tqpo.acting import ActorPolicy
+from tqpo import store
 from tqpo.errors import ActionError, ConfigError
-from tqpo.hosting.reference import name_of
+from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.host.reference import name_of
+from tqpo.training import loop
+from tqpo.training.evaluations import add_evaluation, evaluate_run
+from tqpo.training.job import Job
+from tqpo.training.policies import load_policies
 
 
 def train(
@@ -21,25 +25,25 @@ def train(
     episodes: int = 1000,
     quiet: bool = False,
     cost_fn: Callable[..., Any] | str | None = None,
-    callback: session.Callback | None = None,
+    callback: loop.Callback | None = None,
     **job: Any,
 ) -> dict[str, Any]:
     """Trains into a new folder and evaluates; returns the evaluation (`evaluation.summarise` has its form).
 
     `task` may be your own environment, `gym:ID` or `module:factory`, and `cost_fn(obs, action, next_obs, info)` a function that
     gives its cost. `callback(iteration, metrics)` is called after each chunk of iterations, with metrics [iterations, runs, …] by
-    name; training stops if it returns True. `job` are the other fields of `tqpo.job.Job`: algo, preset, safety, cost_limit,
-    constraints, steps, snapshots, settings, task_settings, vector, env_timeout, env_restarts.
+    name; training stops if it returns True. `job` are the other fields of `tqpo.training.job.Job`: algo, preset, safety,
+    cost_limit, constraints, steps, snapshots, settings, task_settings, vector, env_timeout, env_restarts.
     """
     numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     try:
         job["cost_fn"] = None if cost_fn is None else name_of(cost_fn)
-        wanted = session.Job(task=task, seeds=numbers, **job)
+        wanted = Job(task=task, seeds=numbers, **job)
     except TypeError as error:
-        fields = ", ".join(session.Job.__dataclass_fields__)
+        fields = ", ".join(Job.__dataclass_fields__)
         raise ConfigError(f"{error}; a job has {fields}") from None
-    with session.train(wanted, out, session.Host(quiet=quiet, callback=callback)) as folder:
-        found = finish.add_evaluation(folder, episodes, "jax", deterministic=False)
+    with loop.train(wanted, out, loop.Host(quiet=quiet, callback=callback)) as folder:
+        found = add_evaluation(folder, episodes, "jax", deterministic=False)
         folder.finish()
     return found
 
@@ -48,7 +52,7 @@ def evaluate(
     path: str | os.PathLike, *, episodes: int = 1000, physics: str = "jax", deterministic: bool = False
 ) -> dict[str, Any]:
     """Fresh episodes of a run's policies: return, safety, quantile, each with an interval, and a verdict. Writes nothing."""
-    return session.evaluate_run(store.open_run(path), episodes, physics, deterministic)
+    return evaluate_run(store.open_run(path), episodes, physics, deterministic)
 
 
 class LoadedPolicy:
@@ -93,7 +97,7 @@ class LoadedPolicy:
 def load(path: str | os.PathLike, seed: int | None = None) -> LoadedPolicy:
     """The policy of a run; of one of its seeds, by default the first."""
     folder = store.open_run(path)
-    policies = session.load_policies(folder)
+    policies = load_policies(folder)
     seed = next(iter(policies)) if seed is None else seed
     if seed not in policies:
         raise ConfigError(f"seed = {seed}: this run has {', '.join(map(str, policies))}")

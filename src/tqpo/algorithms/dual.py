@@ -14,10 +14,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tqpo import multiplier, quantile, schedule
 from tqpo.algorithms import episodes
 from tqpo.algorithms.settings import Constraint, require, settings, static
-from tqpo.multiplier import Tilt
+from tqpo.maths import multiplier, quantile, schedule
+from tqpo.maths.multiplier import Tilt
 from tqpo.types import Array
 
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tqpo import quantile, returns
 from tqpo.algorithms.settings import Constraint
+from tqpo.maths import quantile, returns
 from tqpo.types import Array
 
 

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tqpo import distribution, networks, normalize, returns, rollout, schedule
-from tqpo.algorithms import episodes
+from tqpo import networks
+from tqpo.algorithms import episodes, rollout
 from tqpo.algorithms.settings import require, settings, static
+from tqpo.maths import distribution, normalize, returns, schedule
+from tqpo.maths.normalize import Moments
 from tqpo.networks import Head, Network, NetworkSpec, Outputs
-from tqpo.normalize import Moments
 from tqpo.types import Array, Batch, Env, Key, PyTree, Spec
 
 

@@ -24,11 +24,11 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from tqpo import distribution
 from tqpo.algorithms import episodes, learner
 from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
 from tqpo.algorithms.settings import Constraint, check_constraints, settings
-from tqpo.multiplier import penalised
+from tqpo.maths import distribution
+from tqpo.maths.multiplier import penalised
 from tqpo.networks import Head, Outputs
 from tqpo.types import Array, Key, Spec
 

@@ -24,7 +24,7 @@ from tqpo.algorithms import dual, episodes, learner, ppo
 from tqpo.algorithms.dual import DualConfig, DualState
 from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
 from tqpo.algorithms.settings import Constraint, check_constraints, settings
-from tqpo.multiplier import Tilt
+from tqpo.maths.multiplier import Tilt
 from tqpo.networks import Head
 from tqpo.types import Array, Key, Spec
 

@@ -13,9 +13,9 @@ from tqpo.algorithms.dual import DualConfig
 from tqpo.algorithms.learner import LearnerConfig
 from tqpo.algorithms.settings import Constraint, field_names, replace
 from tqpo.errors import UnknownNameError
-from tqpo.multiplier import Tilt
+from tqpo.maths.multiplier import Tilt
+from tqpo.maths.schedule import ThreeTimescales
 from tqpo.networks import NetworkSpec
-from tqpo.schedule import ThreeTimescales
 
 MEAN = (Constraint(kind="mean"),)
 

@@ -26,12 +26,12 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tqpo import quantile, weibull
 from tqpo.algorithms import dual, episodes, learner, ppo
 from tqpo.algorithms.dual import DualConfig, DualState
 from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
 from tqpo.algorithms.settings import Constraint, check_constraints, require, settings, static
-from tqpo.multiplier import Tilt
+from tqpo.maths import quantile, weibull
+from tqpo.maths.multiplier import Tilt
 from tqpo.networks import Head
 from tqpo.types import Array, Key, Spec
 

@@ -39,11 +39,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from tqpo import quantile
 from tqpo.algorithms import dual, episodes, learner, ppo
 from tqpo.algorithms.dual import DualConfig, DualState
 from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
 from tqpo.algorithms.settings import Constraint, check_constraints, require, settings, static
+from tqpo.maths import quantile
 from tqpo.networks import Head
 from tqpo.types import Array, Key, Spec
 

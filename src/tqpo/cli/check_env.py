@@ -33,8 +33,8 @@ class CheckEnv:
         from rich.markup import escape
         from rich.table import Table
 
-        from tqpo.hosting.check import check_env
-        from tqpo.hosting.spec import Hosting
+        from tqpo.host.check import check_env
+        from tqpo.host.spec import Hosting
 
         hosting = Hosting(self.vector, self.env_timeout)
         found = check_env(self.env, assignments(self.task_set), self.cost_fn, hosting, self.steps)

@@ -60,7 +60,7 @@ def progress(title: str, hidden: bool):
 
 def interval(found: dict, form: str) -> str:
     """A value and its interval; that of a probability is rounded outward, as in the verdict's sentence."""
-    from tqpo.statistics import outward
+    from tqpo.maths.statistics import outward
 
     ends = outward(found["low"], found["high"], digits=1) if "%" in form else (found["low"], found["high"])
     low, high = ("…" if end is None else form.format(end) for end in ends)

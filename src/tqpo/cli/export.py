@@ -23,7 +23,7 @@ class Export:
     """The file to write; by default export/seed-N.onnx or .stablehlo in the run. The card has the same name and .md."""
 
     def __call__(self) -> None:
-        from tqpo.export import export
+        from tqpo.output.export import export
 
         for path in export(self.run, self.to, self.seed, self.out):
             print(path)

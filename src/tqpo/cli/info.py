@@ -65,8 +65,8 @@ class Bench:
     def __call__(self) -> None:
         from rich.console import Console
 
-        from tqpo.bench import EnvBench, bench_envs, table
         from tqpo.envs import TASKS
+        from tqpo.reproduce.bench import EnvBench, bench_envs, table
 
         if self.what != "envs":
             raise ConfigError(f"bench {self.what!r}: there is envs")

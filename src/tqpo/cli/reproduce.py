@@ -47,11 +47,11 @@ class Reproduce:
     """Folder for one JSON file per cell."""
 
     def __call__(self) -> None:
-        from tqpo import cluster
         from tqpo.errors import ConfigError, UnknownNameError
-        from tqpo.paper import SETS
         from tqpo.reproduce import document, jobs
         from tqpo.reproduce.cells import Plan, check
+        from tqpo.reproduce.paper import SETS
+        from tqpo.sweep import cluster
 
         if self.what in {"figures", "tables"}:
             if self.set:

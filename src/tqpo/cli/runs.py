@@ -27,15 +27,16 @@ class Evaluate:
     """Print the result as JSON."""
 
     def __call__(self) -> None:
-        from tqpo import finish, session, store
+        from tqpo import store
+        from tqpo.training.evaluations import add_evaluation, evaluate_run
 
         how = (self.episodes, self.physics, self.deterministic)
         with progress("evaluating", hidden=self.json) as tick:
             if store.is_shipped(self.run):
-                found = session.evaluate_run(store.open_run(self.run), *how, tick)
+                found = evaluate_run(store.open_run(self.run), *how, tick)
             else:
                 with store.open_run(self.run, write=True) as folder:
-                    found = finish.add_evaluation(folder, *how, tick)
+                    found = add_evaluation(folder, *how, tick)
         if self.json:
             print(json.dumps(found))
         else:
@@ -52,11 +53,11 @@ class Plot:
     """Where to write PNG and SVG files; by default plots/ in the run, or here if there are several."""
 
     def __call__(self) -> None:
-        from tqpo import finish
+        from tqpo.output import conclude
 
         folders = open_all(self.runs)
         usual = place(self.runs[0], "plots") if len(self.runs) == 1 else pathlib.Path("plots")
-        for path in finish.write_plots(folders, self.out or usual):
+        for path in conclude.write_plots(folders, self.out or usual):
             print(path)
 
 
@@ -70,8 +71,9 @@ class Compare:
     def __call__(self) -> None:
         from rich.table import Table
 
-        from tqpo import finish
-        from tqpo.session import Job
+        from tqpo.output import conclude
+        from tqpo.training.evaluations import evaluations_of
+        from tqpo.training.job import Job
 
         table = Table(title="Fresh episodes, all seeds pooled, 95 % intervals")
         table.add_column("run", overflow="fold", min_width=12)
@@ -81,7 +83,7 @@ class Compare:
         missing = []
         for folder in open_all(self.runs):
             job = Job.from_description(folder.config)
-            found = finish.evaluations_of(folder)
+            found = evaluations_of(folder)
             if not found:
                 missing.append(folder.folder)
                 continue
@@ -91,7 +93,7 @@ class Compare:
                 table.add_row(
                     folder.folder.name,
                     job.task,
-                    job.algo if job.constraints else finish.label_of(job),
+                    job.algo if job.constraints else conclude.label_of(job),
                     f"{pooled['episodes']:,}" + (", MuJoCo" if "mujoco" in found[0]["label"] else ""),
                     interval(pooled["return"], "{:.1f}"),
                     interval(c["safety_prob"], "{:.1%}"),
@@ -126,11 +128,12 @@ class Watch:
     """jax, drawn from above; or mujoco, its 3-D view where OpenGL works."""
 
     def __call__(self) -> None:
-        from tqpo import finish, store
+        from tqpo import store
+        from tqpo.output import conclude
 
         folder = store.open_run(self.run)
         out = self.out or place(self.run, "episode.gif")
-        print(finish.write_episode(folder, out, self.seed, self.episode, self.deterministic, self.physics))
+        print(conclude.write_episode(folder, out, self.seed, self.episode, self.deterministic, self.physics))
 
 
 @dataclasses.dataclass
@@ -143,10 +146,11 @@ class Report:
     """The file to write; by default report.html in the run."""
 
     def __call__(self) -> None:
-        from tqpo import finish, store
+        from tqpo import store
+        from tqpo.output import conclude
 
         folder = store.open_run(self.run)
-        print(finish.write_page(folder, self.out or place(self.run, "report.html")))
+        print(conclude.write_page(folder, self.out or place(self.run, "report.html")))
 
 
 def place(run: pathlib.Path, name: str) -> pathlib.Path:

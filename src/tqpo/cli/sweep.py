@@ -32,7 +32,8 @@ class Sweep:
     def __call__(self) -> None:
         import jax
 
-        from tqpo import cluster, sweep
+        from tqpo import sweep
+        from tqpo.sweep import cluster
 
         jax.config.update("jax_platforms", "cpu")  # this process only plans; devices are the tasks'
         if self.local and self.address:
@@ -60,8 +61,9 @@ def show_results(jobs, out: pathlib.Path) -> None:
     """What the runs differ in, and what their evaluations say, all seeds of a job pooled."""
     from rich.table import Table
 
-    from tqpo import finish, store
+    from tqpo import store
     from tqpo.sweep.plan import varying
+    from tqpo.training.evaluations import evaluations_of
 
     table = Table(title=f"{out}: fresh episodes, all seeds pooled, 95 % intervals")
     columns = varying(jobs.values())
@@ -69,7 +71,7 @@ def show_results(jobs, out: pathlib.Path) -> None:
         table.add_column(column, justify="left" if column in {"run", "verdict"} else "right", overflow="fold")
     for place, name in enumerate(jobs):
         folder = store.open_run(out / name)
-        pooled = finish.evaluations_of(folder)[0]["pooled"]
+        pooled = evaluations_of(folder)[0]["pooled"]
         c = pooled["constraints"][0]
         table.add_row(
             name,

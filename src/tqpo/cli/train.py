@@ -66,18 +66,18 @@ class Train:
     """Also log to this Weights & Biases project."""
 
     def __call__(self) -> None:
-        from tqpo import session
+        from tqpo.training import loop
 
-        host = session.Host(quiet=self.quiet, wandb=self.wandb, checkpoint_every=self.checkpoint_every)
+        host = loop.Host(quiet=self.quiet, wandb=self.wandb, checkpoint_every=self.checkpoint_every)
         if self.resume is not None:
             self._refuse_changes()
             if judged(self.resume):
                 print(f"{self.resume} is finished and judged; tqpo evaluate {self.resume} judges it again")
                 return
-            folder = session.resume(self.resume, host)
+            folder = loop.resume(self.resume, host)
         else:
             job = self.job()
-            folder = session.train(job, self.out or fresh_folder(job), host)
+            folder = loop.train(job, self.out or fresh_folder(job), host)
         with folder:
             if self.episodes:
                 try:
@@ -89,7 +89,7 @@ class Train:
             folder.finish()
 
     def job(self):
-        from tqpo.session import Job
+        from tqpo.training.job import Job
 
         if self.seeds < 1:
             raise ConfigError(f"seeds = {self.seeds}: at least 1")
@@ -114,7 +114,7 @@ class Train:
     def _refuse_changes(self) -> None:
         """A resumed run keeps its settings: another one given beside --resume is an error, unless it is the same."""
         from tqpo import store
-        from tqpo.session import Job
+        from tqpo.training.job import Job
 
         with store.open_run(self.resume or "") as folder:
             begun = Job.from_description(folder.config)
@@ -129,10 +129,11 @@ class Train:
 
 def judged(path: pathlib.Path) -> bool:
     """Whether a run is finished and evaluated, so that nothing is left to do."""
-    from tqpo import finish, store
+    from tqpo import store
+    from tqpo.training.evaluations import evaluations_of
 
     with store.open_run(path) as folder:
-        return folder.finished and bool(finish.evaluations_of(folder))
+        return folder.finished and bool(evaluations_of(folder))
 
 
 def fresh_folder(job) -> pathlib.Path:
@@ -148,18 +149,19 @@ def fresh_folder(job) -> pathlib.Path:
 
 def conclude(folder, episodes: int, quiet: bool) -> None:
     """The end of training: evaluation, figures, video, page, and where they are."""
-    from tqpo import finish
     from tqpo.envs import Task
-    from tqpo.session import Job
+    from tqpo.output import conclude
+    from tqpo.training.evaluations import add_evaluation
+    from tqpo.training.job import Job
 
     with progress("evaluating", hidden=quiet) as tick:
-        finish.add_evaluation(folder, episodes, "jax", True, tick)
-        found = finish.add_evaluation(folder, episodes, "jax", False, tick)
-    finish.write_plots([folder], folder.folder / "plots")
+        add_evaluation(folder, episodes, "jax", True, tick)
+        found = add_evaluation(folder, episodes, "jax", False, tick)
+    conclude.write_plots([folder], folder.folder / "plots")
     written = {"report": folder.folder / "report.html", "run": folder.folder}
     if isinstance(Job.from_description(folder.config).env(), Task):
-        written["video"] = finish.write_episode(folder, folder.folder / "episode.gif")
-    finish.write_page(folder, written["report"])
+        written["video"] = conclude.write_episode(folder, folder.folder / "episode.gif")
+    conclude.write_page(folder, written["report"])
     show_evaluation(found)
     if not quiet:
         print("\n".join(f"{name:<7} {path}" for name, path in written.items()))

@@ -1,13 +1,10 @@
-"""A drawing of a task from above, without OpenGL: `draw` gives one frame; `python -m tqpo.envs.render` the pictures of the docs.
+"""A drawing of a task from above, without OpenGL. `python -m tqpo.output.pictures` draws those of the docs with it.
 
 Colours follow Safety Gym: robot red, goal green, hazards blue, buttons orange, gremlins purple. Around the robot lies one ring per
 lidar in the colour of what it sees, a bin the more opaque the closer the object. A red frame marks a step that costs.
 """
 
-import argparse
 import math
-import pathlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -200,44 +197,3 @@ def draw(
     image = image.reduce(OVERSAMPLING)
     draw_caption(image, size, state, caption)
     return np.asarray(image)
-
-
-def frames(task: str, steps: int, seed: int) -> Iterator[tuple[np.ndarray, bool]]:
-    """Frames of an episode driven straight at the goal, and whether the step cost."""
-    from tqpo.envs.gymnasium import TaskEnv
-
-    env = TaskEnv(task, render_mode="rgb_array")
-    env.reset(seed=seed)
-    for _ in range(steps):
-        state = env.world.get_state()
-        dx, dy = np.asarray(state.goal - state.pose[:2], float)
-        turn = math.remainder(math.atan2(dy, dx) - float(state.pose[2]), 2.0 * math.pi)
-        *_, info = env.step([0.02 if abs(turn) < 0.5 else 0.0, max(-1.0, min(1.0, 2.0 * turn))])
-        frame = env.render()
-        assert frame is not None
-        yield frame, info["cost"] > 0
-
-
-EXAMPLES = {
-    "SimpleEnv": (0, 289),
-    "DynamicEnv": (3, 201),
-    "GremlinEnv": (4, 485),
-    "DynamicButtonEnv": (0, 94),
-}  # seed, steps
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Draws one picture of each task.")
-    parser.add_argument(
-        "--out", type=pathlib.Path, default=pathlib.Path("docs/images"), help="folder for the PNG files"
-    )
-    out = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
-    for task, (seed, steps) in EXAMPLES.items():
-        *_, (frame, _) = frames(task, steps, seed)
-        Image.fromarray(frame).save(out / f"{task}.png", optimize=True)
-        print(out / f"{task}.png")
-
-
-if __name__ == "__main__":
-    main()

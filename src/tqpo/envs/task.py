@@ -34,8 +34,9 @@ from tqpo.envs.config import TaskConfig
 from tqpo.envs.layout import Layout
 from tqpo.envs.lidar import lidar
 from tqpo.physics import planar
-from tqpo.physics.drive import Motion, components, make_drive
-from tqpo.physics.push import Boxes, BoxMotion, make_push, start_boxes
+from tqpo.physics.dispatch import make_drive, make_push
+from tqpo.physics.drive import Motion, components
+from tqpo.physics.push import Boxes, BoxMotion, start_boxes
 from tqpo.types import Array, Key, Step
 
 GRAVITY = 9.81  # m/s²

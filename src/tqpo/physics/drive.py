@@ -1,26 +1,17 @@
 """One environment step of the robot among fixed spheres: ten physics steps and the acceleration felt at the end.
 
-`drive` is a function of one robot. Under `vmap` (any nesting) the batch is flattened and goes to one of two paths with the same
-results:
-
-- `xla`: free motion for everybody, and the contact solver only for those who can reach a sphere within the step, a few dozen at a
-  time. Contact is rare, so this is what a CPU wants.
-- `pallas`: one GPU kernel that keeps each robot in registers for the whole step (`kernel.py`).
-
-The path is chosen from the default backend; `TQPO_PHYSICS=xla` or `=pallas` overrides it.
+`drive_xla` computes free motion for everybody, and the contact solver only for those who can reach a sphere within the step, a few
+dozen at a time: contact is rare. `dispatch.py` chooses between it and a GPU kernel.
 """
 
 import math
-import os
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_batching import custom_vmap
 
-from tqpo.errors import ConfigError
 from tqpo.physics import planar
 from tqpo.physics.planar import PlanarRobot
 from tqpo.types import Array, PyTree
@@ -82,63 +73,3 @@ def drive_xla(robot: PlanarRobot, radius: float, pose, velocity, control, sphere
         return free
     near = can_reach(robot, radius, pose, velocity, spheres)
     return on_some(near, partial(solve, robot, radius), free, (pose, velocity, control, spheres), CHUNK)
-
-
-def path() -> str:
-    chosen = os.environ.get("TQPO_PHYSICS", "auto")
-    if chosen not in {"auto", "xla", "pallas"}:
-        raise ConfigError(f"TQPO_PHYSICS={chosen!r} is not a physics path; use xla, pallas or auto")
-    if chosen == "auto":
-        return "pallas" if jax.default_backend() == "gpu" else "xla"
-    return chosen
-
-
-def drive_flat(robot: PlanarRobot, radius: float, *arrays: Array) -> Motion:
-    """A flat batch [N, …] on the chosen path."""
-    if path() == "pallas":
-        from tqpo.physics.kernel import drive_pallas
-
-        return drive_pallas(robot, radius, *arrays)
-    return drive_xla(robot, radius, *arrays)
-
-
-def flatten_vmap(single, flat):
-    """A function of one item whose `vmap`, however nested, is one call of `flat` on a flat batch [N, …]."""
-
-    @custom_vmap
-    def batched(*args):
-        return flat(*args)
-
-    @batched.def_vmap
-    def nested(axis_size, in_batched, *args):
-        args = spread(axis_size, in_batched, args)
-        inner = jax.tree.leaves(args)[0].shape[1]
-        merged = jax.tree.map(lambda x: x.reshape((axis_size * inner, *x.shape[2:])), args)
-        out = batched(*merged)
-        out = jax.tree.map(lambda x: x.reshape((axis_size, inner, *x.shape[1:])), out)
-        return out, jax.tree.map(lambda _: True, out)
-
-    @custom_vmap
-    def one(*args):
-        return single(*args)
-
-    @one.def_vmap
-    def lifted(axis_size, in_batched, *args):
-        out = batched(*spread(axis_size, in_batched, args))
-        return out, jax.tree.map(lambda _: True, out)
-
-    return one
-
-
-def spread(axis_size: int, in_batched, args):
-    """Gives every argument the batch axis."""
-    return jax.tree.map(
-        lambda x, mapped: x if mapped else jnp.broadcast_to(x, (axis_size, *jnp.shape(x))),
-        tuple(args),
-        tuple(in_batched),
-    )
-
-
-def make_drive(robot: PlanarRobot, radius: float):
-    """`drive(pose [3], velocity [3], control [2], spheres [K, 2]) -> Motion` for this robot and this radius of spheres."""
-    return flatten_vmap(partial(solve, robot, radius), partial(drive_flat, robot, radius))

@@ -6,7 +6,6 @@ keepouts of the tasks see to that (`docs/decisions.md`). The two paths are those
 """
 
 import math
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tqpo.physics import movable, planar
-from tqpo.physics.drive import components, drive_xla, flatten_vmap, on_some, path
+from tqpo.physics.drive import components, drive_xla, on_some
 from tqpo.physics.movable import Body, Boxes, BoxModel, Target
 from tqpo.physics.planar import PlanarRobot
 from tqpo.types import Array
@@ -157,22 +156,3 @@ def push_xla(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity,
     box = Boxes(*(jnp.where(near[:, None], new, old[rows, index]) for new, old in zip(box, welded, strict=True)))
     moved = Boxes(*(all_.at[rows, index].set(new) for all_, new in zip(welded, box, strict=True)))
     return BoxMotion(*motion, moved, touching)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
-
-
-def push_flat(robot: PlanarRobot, model: BoxModel, travel: float, *arrays) -> BoxMotion:
-    if path() == "pallas":
-        from tqpo.physics.kernel import push_pallas
-
-        return push_pallas(robot, model, travel, *arrays)
-    return push_xla(robot, model, travel, *arrays)
-
-
-def make_push(robot: PlanarRobot, model: BoxModel, travel: float):
-    """`push(pose [3], velocity [3], control [2], boxes, gremlins [G, 3], time) -> BoxMotion`, boxes pulled round circles of
-    radius `travel` [m]."""
-    flat = partial(push_flat, robot, model, travel)
-
-    def single(*args):
-        return jax.tree.map(lambda x: x[0], flat(*jax.tree.map(lambda x: jnp.asarray(x)[None], args)))
-
-    return flatten_vmap(single, flat)

@@ -7,7 +7,7 @@ A cell whose file is complete and has the same settings is not run again.
 |---|---|
 | `settings` | task, algorithm, level, seeds, steps, the whole configuration |
 | `last_tenth` | averages over the episodes of the last tenth of training, per seed, and mean and standard deviation over seeds |
-| `fresh` | `evaluation.summarise` of fresh episodes of the final policies, without the episodes themselves |
+| `fresh` | `summary.summarise` of fresh episodes of the final policies, without the episodes themselves |
 | `judge` | the same for some seeds in JAX, and, when `judge` has been there, in MuJoCo |
 | `published` | the paper's numbers |
 | `curves` | metrics by iteration and seed, every so many iterations |
@@ -25,16 +25,18 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from tqpo import algorithms, evaluation
-from tqpo.acting import ActorPolicy, Totals
+from tqpo import algorithms
 from tqpo.algorithms.presets import VARIANTS, preset
 from tqpo.envs import make
 from tqpo.errors import ConfigError, TqpoError
-from tqpo.paper import COST_LIMIT, STEPS, TABLE1, Cell
-from tqpo.program import Group, Metrics, Run, group_runs, init_group, run, take_run
+from tqpo.evaluation.episodes import ActorPolicy, Totals, run_episodes
+from tqpo.evaluation.summary import summarise
 from tqpo.provenance import provenance
 from tqpo.reproduce.keep import Keep
-from tqpo.session import evaluation_key, policies_of
+from tqpo.reproduce.paper import COST_LIMIT, STEPS, TABLE1, Cell
+from tqpo.training.evaluations import evaluation_key
+from tqpo.training.policies import policies_of
+from tqpo.training.program import Group, Metrics, Run, group_runs, init_group, run, take_run
 
 CURVES = ("return_mean", "safety_prob", "episode_cost_mean", "episode_cost_quantile", "multiplier", "log_std")
 CURVE_POINTS = 140
@@ -266,7 +268,7 @@ def check_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> 
         return {"fresh": None, "judge": None}
     env = make(cell.task)
     found = {
-        seed: evaluation.run_episodes(env, policy, evaluation_key(seed), plan.episodes, batch=plan.episodes)
+        seed: run_episodes(env, policy, evaluation_key(seed), plan.episodes, batch=plan.episodes)
         for seed, policy in policies.items()
     }
 
@@ -279,7 +281,7 @@ def check_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> 
 def summary(plan: Plan, cell: Cell, episodes: dict[int, Totals]) -> dict[str, Any]:
     """What episodes say, without the episodes: they would make a file a hundred times as large."""
     constraints, names = config_of(plan, cell).constraints, make(cell.task).cost_names
-    out = evaluation.summarise(episodes, constraints, names, deterministic=False)
+    out = summarise(episodes, constraints, names, deterministic=False)
     for seed in out["seeds"]:
         for name in ("returns", "episode_costs", "lengths"):
             del seed[name]

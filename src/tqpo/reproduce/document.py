@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Sequence
 
 from tqpo.errors import ConfigError
-from tqpo.reproduce import drawings, tables
+from tqpo.reproduce import figures, tables
 from tqpo.reproduce.tables import Content
 
 BEGIN, END = "<!-- begin: written by `tqpo reproduce tables` -->", "<!-- end -->"
@@ -47,7 +47,7 @@ def write_all(out: pathlib.Path, page: pathlib.Path | None = None) -> list[pathl
             path = out / f"{name}{suffix}"
             path.write_text(text)
             written.append(path)
-    written += drawings.draw_all(cells, out)
+    written += figures.draw_all(cells, out)
     if page is not None and page.exists():
         text = page.read_text()
         if BEGIN not in text or END not in text:

@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from tqpo.cluster import Runner
 from tqpo.errors import Interrupted, TqpoError
-from tqpo.paper import Cell
 from tqpo.provenance import provenance
 from tqpo.reproduce.cells import Plan, done, groups_of, judged, name_of, path_of, policy_file, read, run_cells, write
 from tqpo.reproduce.judge import Judge
-from tqpo.session import listening
+from tqpo.reproduce.paper import Cell
+from tqpo.sweep.cluster import Runner
+from tqpo.training.loop import listening
 
 REPEATABLE = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 PROGRESS = ".progress"

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from tqpo.acting import HostRunner, Totals
 from tqpo.envs import make
-from tqpo.paper import Cell
+from tqpo.evaluation.episodes import HostRunner, Totals
 from tqpo.reproduce.cells import Plan, judged, load_policy, path_of, read, summary, write
-from tqpo.session import evaluation_key
+from tqpo.reproduce.paper import Cell
+from tqpo.training.evaluations import evaluation_key
 
 SIDE_BY_SIDE = 20  # episodes of one task
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"

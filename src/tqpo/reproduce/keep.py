@@ -10,7 +10,7 @@ import numpy as np
 
 from tqpo import store
 from tqpo.errors import StoreError
-from tqpo.program import Metrics
+from tqpo.training.program import Metrics
 from tqpo.types import PyTree
 
 FOLDER = ".groups"

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tqpo.algorithms.presets import PRESETS
-from tqpo.paper import TABLE1, TABLE2
 from tqpo.reproduce.cells import read
+from tqpo.reproduce.paper import TABLE1, TABLE2
 
 Cells = dict[str, dict[str, Any]]  # by `Cell.name`
 

@@ -2,12 +2,12 @@
 
 import pathlib
 
-from tqpo import session
-from tqpo.cluster import Runner
 from tqpo.errors import Interrupted
 from tqpo.sweep import work
+from tqpo.sweep.cluster import Runner
 from tqpo.sweep.plan import Sweep, read
 from tqpo.sweep.view import View
+from tqpo.training import loop
 
 __all__ = ["Sweep", "read", "run"]
 
@@ -17,7 +17,7 @@ def run(sweep: Sweep, out: pathlib.Path, runner: Runner) -> dict[str, Exception]
     out = out.absolute()
     todo = [name for name in sweep.jobs if not work.finished(out / name)]
     failed: dict[str, Exception] = {}
-    with View(sweep, out) as view, session.listening() as heard:
+    with View(sweep, out) as view, loop.listening() as heard:
 
         def look() -> None:
             if heard:

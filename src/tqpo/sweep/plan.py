@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tqpo.errors import ConfigError
-from tqpo.session import Job
+from tqpo.training.job import Job
 
 WHOLE = ("seeds", "constraints")  # fields that are lists themselves: a list of lists makes a grid of them
 NESTED = ("settings", "task_settings")

@@ -3,12 +3,15 @@
 import pathlib
 import time
 
-from tqpo import finish, session, store
-from tqpo.cluster import Task
+from tqpo import store
 from tqpo.errors import StoreError
-from tqpo.session import Host, Job
 from tqpo.store.run import MANIFEST
+from tqpo.sweep.cluster import Task
 from tqpo.sweep.plan import Sweep
+from tqpo.training import loop
+from tqpo.training.evaluations import add_evaluation
+from tqpo.training.job import Job
+from tqpo.training.loop import Host
 
 PATIENCE = (
     600.0  # s to wait for the lock of a machine that was lost: NFS gives it back after its lease, 90 s by default
@@ -26,14 +29,14 @@ def run_job(job: Job, path: pathlib.Path, host: Host, episodes: int) -> None:
     deadline = time.monotonic() + PATIENCE
     while not finished(path):
         try:
-            folder = session.resume(path, host) if (path / MANIFEST).exists() else session.train(job, path, host)
+            folder = loop.resume(path, host) if (path / MANIFEST).exists() else loop.train(job, path, host)
         except store.LockedError:  # whoever wrote here last is not known to be gone
             if time.monotonic() > deadline:
                 raise
             time.sleep(ASK_EVERY)
             continue
         with folder:
-            finish.add_evaluation(folder, episodes, "jax", deterministic=False)
+            add_evaluation(folder, episodes, "jax", deterministic=False)
             folder.finish()
 
 

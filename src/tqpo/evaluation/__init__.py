@@ -1,0 +1,1 @@
+"""A frozen policy in fresh episodes, and what those say."""

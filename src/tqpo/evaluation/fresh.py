@@ -1,0 +1,45 @@
+"""Fresh episodes of a policy, wherever its environment runs: in JAX, in MuJoCo or on the host."""
+
+import os
+from typing import Any
+
+import equinox as eqx
+
+from tqpo.envs import Task
+from tqpo.errors import ConfigError
+from tqpo.evaluation.episodes import Policy, Progress, Totals, run_episodes, run_episodes_host
+from tqpo.types import Env, Key, Spec
+
+PHYSICS = ("jax", "mujoco")
+
+
+def check_physics(env: Spec, physics: str) -> None:
+    """Raises for a simulator that the environment does not have."""
+    ours = isinstance(env, Task)
+    if physics not in (PHYSICS if ours else PHYSICS[:1]):
+        raise ConfigError(f"physics = {physics!r}: {'jax or mujoco' if ours else 'this environment has its own'}")
+
+
+def fresh_episodes(
+    env: Spec,
+    policy: Policy,
+    key: Key,
+    episodes: int,
+    deterministic: bool = False,
+    progress: Progress | None = None,
+    physics: str = "jax",
+) -> tuple[Totals, list[str]]:
+    """The episodes, and the reports of faults among them."""
+    check_physics(env, physics)
+    if physics == "mujoco" and isinstance(env, Task):
+        from tqpo.envs.mujoco import MujocoTask
+
+        twin = eqx.Partial(MujocoTask, env.config)
+        how = {"deterministic": deterministic, "workers": os.cpu_count() or 1, "progress": progress}
+        return run_episodes_host(twin, policy, key, episodes, **how), []
+    if isinstance(env, Env):
+        return run_episodes(env, policy, key, episodes, deterministic=deterministic, progress=progress), []
+    from tqpo.evaluation import host_episodes
+
+    host: Any = env
+    return host_episodes.run_episodes(host, policy, key, episodes, deterministic=deterministic, progress=progress)

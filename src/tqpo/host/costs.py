@@ -1,0 +1,64 @@
+"""The costs of a step, from whoever says them.
+
+In this order: the user's `cost_fn(obs, action, next_obs, info)`; the third value of a six-tuple step (Safety-Gymnasium);
+`info["cost"]`. Each is a number, or a dict of numbers by name. Without a `cost_fn`, every `info["cost_NAME"]` is the cost NAME.
+
+Channel 0 is "cost": what was given under that name (or without one), else the sum of the named costs.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tqpo.host.spaces import ContractError
+
+MISSING = (
+    'no cost in this step: give info["cost"] in every step (0 where there is none), return (obs, reward, cost, terminated, '
+    "truncated, info), or name a --cost-fn module:function"
+)
+
+
+def named(value: Any, info: Mapping[str, Any], own: bool) -> dict[str, Any]:
+    """Costs by name. `value` is what `cost_fn` (then `own`) or a six-tuple gave, or None."""
+    value = info.get("cost") if value is None and not own else value
+    found = dict(value) if isinstance(value, Mapping) else {} if value is None else {"cost": value}
+    if not own:
+        found = {k.removeprefix("cost_"): v for k, v in info.items() if k.startswith("cost_")} | found
+    if not found:
+        raise ContractError(MISSING if not own else "cost_fn returned no cost: it must return a number, or a dict")
+    return found
+
+
+def names_of(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """The channels that these costs make."""
+    return ("cost", *(name for name in found if name != "cost"))
+
+
+def channels(found: Mapping[str, Any], names: tuple[str, ...]) -> np.ndarray:
+    """The costs as a vector [C], float32, in the order of `names`."""
+    if missing := [name for name in names[1:] if name not in found]:
+        raise ContractError(
+            f"no cost {', '.join(missing)} in this step: give every named cost in every step (0 where there is none)"
+        )
+    if "cost" not in found and (fresh := sorted(set(found) - set(names))):
+        raise ContractError(
+            f"a cost {', '.join(fresh)} that the first step did not have, so the total is unclear: "
+            "give every named cost in every step"
+        )
+    values = {name: number(name, value) for name, value in found.items() if name in names}
+    total = values["cost"] if "cost" in values else sum(values.values())
+    return np.array([total, *(values[name] for name in names[1:])], np.float32)
+
+
+def number(name: str, value: Any) -> float:
+    try:
+        cost = float(value)
+    except (TypeError, ValueError):
+        raise ContractError(f"{name} = {value!r}: a cost must be a number") from None
+    if not math.isfinite(cost):
+        raise FloatingPointError(f"{name} = {cost}: a cost must be finite")
+    if cost < 0:
+        raise ContractError(f"{name} = {cost}: a cost must not be negative; costs are bounded from above")
+    return cost

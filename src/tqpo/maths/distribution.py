@@ -1,0 +1,36 @@
+"""What a policy's outputs mean: a Gaussian by its mean and log σ or, where log σ is None, a choice by its logits.
+
+A choice among n is a one-hot vector of n numbers, so that both kinds of action have one shape, [A].
+"""
+
+import jax
+import jax.numpy as jnp
+
+from tqpo.maths import gaussian
+from tqpo.types import Array
+
+
+def log_prob(mean: Array, log_std: Array | None, action: Array) -> Array:
+    """log π(a); of a choice, its log-softmax."""
+    if log_std is not None:
+        return gaussian.log_prob(mean, log_std, action)
+    return jnp.sum(action * jax.nn.log_softmax(mean), -1)
+
+
+def entropy(mean: Array, log_std: Array | None) -> Array:
+    """H of a Gaussian, which does not depend on its mean, or −Σ p log p."""
+    if log_std is not None:
+        return gaussian.entropy(log_std)
+    log_p = jax.nn.log_softmax(mean)
+    return -jnp.sum(jnp.exp(log_p) * log_p, -1)
+
+
+def sample(mean: Array, log_std: Array | None, noise: Array) -> Array:
+    """The action that standard normal noise [..., A] makes: μ + σ·z, or the choice with the highest logit + Gumbel(Φ(z)).
+
+    Zero noise gives the mean, or the likeliest choice.
+    """
+    if log_std is not None:
+        return mean + jnp.exp(log_std) * noise
+    gumbel = -jnp.log(-jax.scipy.stats.norm.logcdf(noise))
+    return jax.nn.one_hot(jnp.argmax(mean + gumbel, -1), mean.shape[-1])

@@ -1,0 +1,177 @@
+"""The model card: what a policy is, how safe it was found to be, where it comes from, and what it is not good for."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tqpo import provenance, store
+from tqpo.algorithms.presets import DESCRIPTIONS
+from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.training.evaluations import evaluations_of
+from tqpo.training.job import Job
+
+LIMITS = (
+    "The safety above is a share of whole episodes of this task, as it is simulated, from its own random starts. It says "
+    "nothing of other tasks, dynamics, sensors or starts, and is no guarantee for any one episode or step.",
+    "It was measured with the actions that each row names. This file gives the deterministic action: the row of deterministic "
+    "actions speaks of it, the row of sampled ones of what is got by sampling as described under Outputs.",
+    "Observations must come in the task's own order and units; values far outside those of training are clipped, not refused.",
+    "Where there is memory it must be zero at the start of every episode, and fed back at every step of it.",
+)
+
+
+def facts_of(folder: store.Run, seed: int, policy: ActorPolicy) -> dict[str, Any]:
+    """All that is known of a seed's policy, as plain JSON values: the card, and the metadata of an ONNX file.
+
+    It is read from the folder alone: the environment need not be there.
+    """
+    job = Job.from_description(folder.config)
+    algorithm = folder.config["derived"]["algorithm"]
+    _, description = folder.load_policy()
+    chosen = {entry["seed"]: entry.get("iteration") for entry in description.get("chosen", [])}
+    iterations = math.ceil(job.steps / (algorithm["learner"]["n_envs"] * algorithm["learner"]["n_steps"]))
+    last, evaluations = folder.manifest["sessions"][-1], evaluations_of(folder)
+    return {
+        "task": job.task,
+        "task_settings": dict(job.task_settings),
+        "algorithm": job.algo,
+        "enforces": DESCRIPTIONS.get(job.algo, ("", ""))[0],
+        "constraints": constraints_of(algorithm, evaluations),
+        "evaluations": [summary(found, seed) for found in evaluations],
+        "training": {
+            "steps": job.steps,
+            "iterations": iterations,
+            "iteration_of_this_policy": chosen.get(seed),
+            "seed": seed,
+            "seeds": list(job.seeds),
+            "preset": job.preset,
+            "settings": dict(job.settings),
+            "commit": last["commit"],
+            "device": last["hardware"]["device"],
+            "run": folder.id,
+        },
+        "versions": last["versions"],
+        "exported_by": {name: provenance.version(name) for name in ("tqpo", "jax", "onnx") if provenance.version(name)},
+        "action": description.get("action"),
+        **signature(policy, description.get("action")),
+        "limits": list(LIMITS),
+    }
+
+
+def constraints_of(algorithm: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As the policy was judged; before that, as it was trained."""
+    if evaluations:
+        return evaluations[0]["constraints"]
+    return [
+        {"channel": c["channel"], "name": f"cost {c['channel']}" if c["channel"] else "cost", "kind": c["kind"]}
+        | {"cost_limit": float(c["limit"]), "safety": float(c["safety"])}
+        for c in algorithm["constraints"]
+    ]
+
+
+def signature(policy: ActorPolicy, action: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Names, types and shapes of what goes in and comes out; the package's docstring says what they mean."""
+    actor = policy.actor
+    obs, actions = (["batch", int(x.shape[-1])] for x in (policy.moments.mean, actor.mean.bias))
+    inputs, outputs = [port("obs", obs)], [port("action", actions)]
+    if actor.log_std is None:
+        outputs += [port("index", ["batch"], "int32"), port("logits", actions)]
+    else:
+        outputs += [port("log_std", actions[1:])]
+    if action is not None:
+        choice = actor.log_std is None
+        outputs += [port("env_action", ["batch", *np.shape(action.get("low", 0))], "int32" if choice else "float32")]
+    if actor.lstm is not None:
+        memory = ["batch", int(actor.lstm.weight_rec.shape[0])]
+        inputs += [port("h", memory), port("c", memory), port("prev_action", actions), port("prev_reward", ["batch"])]
+        outputs += [port("h_next", memory), port("c_next", memory)]
+    return {"inputs": inputs, "outputs": outputs}
+
+
+def port(name: str, shape: list[Any], dtype: str = "float32") -> dict[str, Any]:
+    return {"name": name, "shape": shape, "dtype": dtype}
+
+
+def summary(found: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """What an evaluation says of one seed, without its episodes."""
+    mine = next(entry for entry in found["seeds"] if entry["seed"] == seed)
+    kept = {name: mine[name] for name in ("episodes", "return", "constraints")}
+    return {"label": found["label"], "deterministic": found["deterministic"], "confidence": found["confidence"]} | kept
+
+
+def markdown(facts: Mapping[str, Any], to: str) -> str:
+    """The card as a page."""
+    training = facts["training"]
+    asked = [f"- {sentence(c)}" for c in facts["constraints"]]
+    chosen = training["iteration_of_this_policy"]
+    moment = "" if chosen is None else f"; the policy of iteration {chosen}"
+    enforced = {
+        "none": "Reported, but not enforced by this algorithm.",
+        "mean": "Training bounded the mean episode cost.",
+    }
+    lines = [
+        f"# {facts['algorithm']} on {facts['task']}",
+        f"A policy as {'an ONNX' if to == 'onnx' else 'a StableHLO'} file, its normaliser and action clip inside.",
+        "## Constraint",
+        "\n".join(asked) + "".join(f"\n\n{enforced[k]}" for k in enforced if k == facts["enforces"]),
+        "## Safety that was achieved",
+        safety_table(facts) or "Not evaluated: nothing is known of its safety. `tqpo evaluate RUN` finds out.",
+        "## Training",
+        f"{training['steps']:,} steps in {training['iterations']} iterations, seed {training['seed']} (of "
+        f"{', '.join(map(str, training['seeds']))}){moment}. "
+        f"Preset {training['preset']}{changes(training['settings'])}; task{changes(facts['task_settings']) or ' as it is'}. "
+        f"Commit `{training['commit']}`, on {training['device']}; run `{training['run']}`.",
+        "Trained with " + ", ".join(f"{name} {v}" for name, v in facts["versions"].items()) + ". Exported with "
+        + ", ".join(f"{name} {v}" for name, v in facts["exported_by"].items()) + ".",
+        "## Inputs",
+        port_table(facts["inputs"]),
+        "## Outputs",
+        port_table(facts["outputs"]),
+        "`action` is the likeliest action, in [-1, 1]. " + SAMPLING["index" in {p["name"] for p in facts["outputs"]}]
+        + (" `env_action` is it as the environment takes it." if facts["action"] else ""),
+        "## Limits of use",
+        "\n".join(f"- {text}" for text in facts["limits"]),
+    ]  # fmt: skip
+    return "\n\n".join(lines) + "\n"
+
+
+SAMPLING = {
+    True: "It is one-hot, and `index` is its number; to sample, draw from softmax(`logits`).",
+    False: "To sample, draw `action` + exp(`log_std`)·z with standard normal z, and clip to [-1, 1].",
+}
+
+
+def sentence(c: Mapping[str, Any]) -> str:
+    cost = "episode cost" if c["name"] == "cost" else f"episode cost {c['name']}"
+    if c["kind"] == "mean":
+        return f"E[{cost}] ≤ {c['cost_limit']:g}"
+    return f"Pr[{cost} ≤ {c['cost_limit']:g}] ≥ {c['safety']:.4g}"
+
+
+def safety_table(facts: Mapping[str, Any]) -> str:
+    rows = [
+        f"| {found['label']} | {found['episodes']:,} | {interval(found['return'], '{:.2f}')} | {asked['cost_limit']:g} "
+        f"| {interval(c['safety_prob'], '{:.1%}')} | {interval(c['episode_cost_quantile'], '{:.0f}')} "
+        f"| {interval(c['episode_cost_mean'], '{:.1f}')} | {c['verdict']['word']} |"
+        for found in facts["evaluations"]
+        for asked, c in zip(facts["constraints"], found["constraints"], strict=False)
+    ]
+    head = "| fresh episodes with | number | return | limit d | Pr[C ≤ d] | cost quantile | mean cost | level |"
+    confidence = next((f"{found['confidence']:.0%}" for found in facts["evaluations"]), "")
+    return "\n".join([head, "|---" * 8 + "|", *rows, "", f"In brackets: {confidence} intervals."]) if rows else ""
+
+
+def interval(found: Mapping[str, float | None], form: str) -> str:
+    value, low, high = ("…" if x is None else form.format(x) for x in (found["value"], found["low"], found["high"]))
+    return f"{value} [{low}, {high}]"
+
+
+def changes(settings: Mapping[str, Any]) -> str:
+    return " with " + ", ".join(f"{name} = {value}" for name, value in settings.items()) if settings else ""
+
+
+def port_table(ports: list[dict[str, Any]]) -> str:
+    rows = [f"| `{p['name']}` | [{', '.join(map(str, p['shape']))}] | {p['dtype']} |" for p in ports]
+    return "\n".join(["| name | shape | type |", "|---|---|---|", *rows])

@@ -1,0 +1,107 @@
+"""The paper's Figures 2, 3 and 4, from the cells' curves."""
+
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tqpo.output import plots
+from tqpo.output.figures import INK, finish, legend, new_figure, save, style
+from tqpo.reproduce.paper import COST_LIMIT, TABLE1
+from tqpo.reproduce.tables import Cells, name_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TASKS = tuple(dict.fromkeys(c.task for c in TABLE1))
+LINES = (("tqpo", 0.90), ("tqpo", 0.95), ("qcpo", 0.90), ("qcpo", 0.95), ("ppo-lag", 0.90))
+WITHIN, BEYOND = "#2a78b8", "#c8553d"
+
+
+def curve_of(cell: dict[str, Any]) -> plots.Curve:
+    curves, settings = cell["curves"], cell["settings"]
+    level = "" if settings["algo"] == "ppo-lag" else f" {settings['safety']:.0%}"
+    metrics = {k: np.array(v) for k, v in curves.items() if isinstance(v, list)}
+    n = len(metrics["return_mean"])
+    steps = (np.arange(n) * curves["every"] + 1) * curves["steps_per_iteration"]
+    return plots.Curve(plots.RunInfo(name_of(cell) + level, COST_LIMIT, settings["safety"]), steps, metrics)
+
+
+def grid(cells: Cells, rows: tuple[tuple[str, str], ...], title: str):
+    """One row per metric, one column per task."""
+    with style():
+        figure, axes = new_figure(len(rows), len(TASKS), (4.2 * len(TASKS), 2.7 * len(rows) + 0.6))
+        for i, (metric, name) in enumerate(rows):
+            for j, task in enumerate(TASKS):
+                ax = axes[i * len(TASKS) + j]
+                wanted = [f"{task}-{algo}-{100 * level:g}-paper" for algo, level in LINES]
+                curves = [curve_of(cells[key]) for key in wanted if key in cells]
+                ax.set_title(f"{task}: {name}")
+                if not curves:
+                    ax.text(0.5, 0.5, "not run", ha="center", transform=ax.transAxes)
+                    continue
+                plots.draw_curves(ax, curves, metric)
+                mark(ax, metric, curves)
+        legend(figure, title)
+    return figure
+
+
+def mark(ax: "Axes", metric: str, curves: list[plots.Curve]) -> None:
+    """The limit or the levels, and an axis that shows them."""
+    if metric.startswith("episode_cost"):
+        ax.set_ylim(0, min(plots.cost_top(curves, metric), 8 * COST_LIMIT))
+        plots.levels(ax, {COST_LIMIT}, lambda d: f"d = {d:g}")
+    if metric == "safety_prob":
+        ax.set_ylim(0.4, 1.005)
+        ax.yaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+        plots.levels(ax, {0.90, 0.95}, lambda p: f"{p:.0%}")
+
+
+def tilted(cells: Cells, task: str):
+    """Figure 4: how the cost quantile is distributed over training, without and with the tilt."""
+    pairs = [("tqpo-no-tilt", "without the tilt"), ("tqpo", "with the tilt")]
+    found = [(cells.get(f"{task}-{algo}-95-paper"), name) for algo, name in pairs]
+    with style():
+        figure, axes = new_figure(len(found), 1, (6.0, 5.0))
+        for ax, (cell, name) in zip(axes, found, strict=True):
+            ax.set_title(f"{task}, 95%: cost quantile {name}")
+            if cell is None:
+                ax.text(0.5, 0.5, "not run", ha="center", transform=ax.transAxes)
+                continue
+            draw_quantiles(ax, cell)
+        axes[-1].set_xlabel("episode-cost quantile q")
+        top = max(ax.get_ylim()[1] for ax in axes)
+        for ax in axes:
+            ax.set_ylim(0, top)
+    return figure
+
+
+def draw_quantiles(ax: "Axes", cell: dict[str, Any]) -> None:
+    q = np.array(cell["curves"]["episode_cost_quantile"])
+    lam = np.array(cell["curves"]["multiplier"])
+    q, lam = q[len(q) // 10 :], lam[len(lam) // 10 :]  # the first tenth is an untrained policy's
+    top = 4 * COST_LIMIT
+    edges = np.arange(-0.5, top + 1.5, 2.0)
+    share = np.histogram(np.minimum(q.ravel(), top), edges)[0] / q.size
+    centres = edges[:-1] + 1.0
+    ax.bar(centres, share, 1.8, color=np.where(centres > COST_LIMIT, BEYOND, WITHIN))
+    ax.axvline(COST_LIMIT + 0.5, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)  # between 15 and 16
+    ax.annotate(
+        f"d = {COST_LIMIT:g}", (COST_LIMIT + 0.5, 0.62), (4, 0), ("data", "axes fraction"), "offset points", fontsize=9
+    )
+    change = np.diff(lam, axis=0)
+    up, down = change[change > 0].sum() / lam.shape[1], -change[change < 0].sum() / lam.shape[1]
+    above = float((q > COST_LIMIT).mean())
+    text = f"q > d in {above:.0%} of iterations\nλ rises by {up:.1f} and falls by {down:.1f} in all (mean of seeds)"
+    ax.text(0.98, 0.95, text, ha="right", va="top", transform=ax.transAxes, fontsize=9)
+    ax.set_ylabel("share of iterations")
+    ax.yaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+    finish(ax, steps=False)
+
+
+def draw_all(cells: Cells, out: pathlib.Path) -> list[pathlib.Path]:
+    costs = (("episode_cost_mean", "average cost"), ("episode_cost_quantile", "cost quantile"))
+    rewards = (("return_mean", "return"), ("safety_prob", "safety probability"))
+    written = save(grid(cells, costs, ""), out / "figure2")
+    written += save(grid(cells, rewards, ""), out / "figure3")
+    return written + save(tilted(cells, "SimpleEnv"), out / "figure4")

@@ -1,0 +1,224 @@
+"""Learning from environments on the host: a `Collector` feeds a group of runs.
+
+One batch of R·B environments serves R runs. A tick may give nothing for some environment (its vector only reset it, or its
+worker was restarted), so transitions wait in line: a batch is the next T of each environment, and what is left over goes into
+the one after it. An episode that was lost to a fault is left out.
+"""
+
+import functools
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tqpo import algorithms, networks
+from tqpo.algorithms import learner, rollout
+from tqpo.host.batch import Hosts, Tick
+from tqpo.host.spec import HostSpec
+from tqpo.types import Array, Batch, Key, PyTree
+
+SEED_OF_RUN = 100_003  # between the seeds of two runs' environments
+
+
+class Moment(NamedTuple):
+    """One tick of N environments as the learner wants it; memory and values are those of the acting policy."""
+
+    obs: np.ndarray  # [N, O]
+    action: np.ndarray  # [N, A]
+    log_prob: np.ndarray  # [N]
+    reward: np.ndarray  # [N]
+    cost: np.ndarray  # [N, C]
+    terminated: np.ndarray  # [N]
+    truncated: np.ndarray  # [N]
+    next_obs: np.ndarray  # [N, O]
+    first: np.ndarray  # [N]
+    prev_action: np.ndarray  # [N, A]
+    prev_reward: np.ndarray  # [N]
+    memory: PyTree  # [N, …] before the step, or None
+    outputs: PyTree  # [N, …] or None
+    next_outputs: PyTree  # [N, …] or None
+
+
+class Lines:
+    """Transitions waiting in line, one line per environment."""
+
+    def __init__(self, count: int):
+        self.moments: list[Moment] = []
+        self.waiting: list[list[int]] = [[] for _ in range(count)]  # places in `moments`
+
+    def add(self, moment: Moment, valid: np.ndarray, lost: np.ndarray) -> None:
+        """Lines up the valid ones; of a lost episode, whatever still waits is thrown away."""
+        for i in np.flatnonzero(lost).tolist():
+            line = self.waiting[i]
+            while line and not self._cut(line[-1], i):
+                line.pop()
+        for i in np.flatnonzero(valid):
+            self.waiting[i].append(len(self.moments))
+        self.moments.append(moment)
+
+    def _cut(self, place: int, i: int) -> bool:
+        return bool(self.moments[place].terminated[i] or self.moments[place].truncated[i])
+
+    def ready(self, steps: int) -> bool:
+        return min(map(len, self.waiting)) >= steps
+
+    def take(self, steps: int) -> Moment:
+        """The next `steps` of every environment, leaves [T, N, …]."""
+        places = np.array([line[:steps] for line in self.waiting]).T  # [T, N]
+        columns = np.arange(len(self.waiting))
+        taken = jax.tree.map(lambda *x: np.stack(x)[places, columns], *self.moments)
+        rest = [line[steps:] for line in self.waiting]
+        keep = min((line[0] for line in rest if line), default=len(self.moments))
+        self.moments = self.moments[keep:]
+        self.waiting = [[place - keep for place in line] for line in rest]
+        return taken
+
+
+class Now(NamedTuple):
+    """Where acting stands, [R, B, …]."""
+
+    obs: np.ndarray
+    first: np.ndarray
+    prev_action: Any
+    prev_reward: Any
+    memory: PyTree
+
+
+@jax.jit
+def decide(networks_: PyTree, moments: PyTree, now: Now, keys: Key, t: Array) -> tuple[Now, rollout.Decision]:
+    """What R policies do in their B environments at tick t; also what they acted on, as a policy sees it."""
+
+    def one(network, moments, now, key):
+        clean = rollout.select(now.first, jax.tree.map(jnp.zeros_like, now), now)._replace(obs=now.obs, first=now.first)
+        noise = jax.random.normal(jax.random.fold_in(key, t), clean.prev_action.shape)
+        policy = learner.make_policy(network, moments, record=network.actor.lstm is not None)
+        return clean, policy(clean.obs, clean.memory, clean.prev_action, clean.prev_reward, noise)
+
+    return jax.vmap(one)(networks_, moments, now, keys)
+
+
+@jax.jit
+def look_ahead(networks_: PyTree, moments: PyTree, decision: rollout.Decision, next_obs: Array, reward: Array):
+    """The heads' values after the step, before any reset."""
+
+    def one(network, moments, decision, next_obs, reward):
+        policy = learner.make_policy(network, moments, record=True)
+        zero = jnp.zeros_like(decision.action)
+        return policy(next_obs, decision.memory, decision.action, reward, zero).outputs
+
+    return jax.vmap(one)(networks_, moments, decision, next_obs, reward)
+
+
+class Collector:
+    """The environments of a group of runs, and what they gave. A context manager: leaving it ends them."""
+
+    def __init__(
+        self, env: HostSpec, algorithm: str, config: learner.LearnerConfig, seeds: tuple[int, ...], start: int
+    ):
+        self.env, self.algorithm, self.config = env, algorithm, config
+        self.shape = (len(seeds), config.n_envs)  # R, B
+        count = len(seeds) * config.n_envs
+        self.hosts = Hosts(env, count, seed=(SEED_OF_RUN * (seeds[0] + 1) + start) % 2**31)
+        self.lines = Lines(count)
+        self.now: Now | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: Any) -> None:
+        self.hosts.close()
+
+    def __call__(self, state: PyTree, configs: PyTree) -> tuple[PyTree, dict[str, Array]]:
+        """One iteration of all runs: (state, configs [R]) → (state, metrics [1, R, …])."""
+        seen = self.collect(state.learner)
+        return make_learn(self.env, self.algorithm)(state, seen, configs)
+
+    def collect(self, state: learner.LearnerState) -> rollout.Rollout:
+        """T steps of B environments of R runs, leaves [R, T, B, …]."""
+        keys = jax.vmap(lambda key, i: jax.random.fold_in(key, 2 * i))(state.key, state.iteration)
+        now = self.now or self._begin(state)
+        t = 0
+        while not self.lines.ready(self.config.n_steps):
+            now = self._tick(state, now, keys, t)
+            t += 1
+        self.now = now
+        return self._arrange(self.lines.take(self.config.n_steps))
+
+    def _begin(self, state: learner.LearnerState) -> Now:
+        runs, envs = self.shape
+        memory = jax.vmap(lambda network: networks.initial_memory(network.actor, (envs,)))(state.network)
+        zero = np.zeros((runs, envs), np.float32)
+        actions = np.zeros((runs, envs, self.env.action_size), np.float32)
+        return Now(self._split(self.hosts.reset()), np.ones((runs, envs), bool), actions, zero, memory)
+
+    def _tick(self, state: learner.LearnerState, now: Now, keys: Key, t: int) -> Now:
+        now, decision = decide(state.network, state.moments, now, keys, t)
+        action = np.asarray(decision.action)
+        tick = self.hosts.tick(np.clip(self._join(action), -1.0, 1.0))
+        reward = self._split(tick.reward.astype(np.float32))
+        ahead = None
+        if decision.outputs is not None:
+            ahead = look_ahead(state.network, state.moments, decision, self._split(tick.next_obs), reward)
+        self.lines.add(self._moment(now, decision, tick, ahead), tick.valid, tick.lost)
+        over = self._split(tick.terminated | tick.truncated | ~tick.valid)
+        return Now(self._split(tick.obs), over, action, reward, decision.memory)
+
+    def _moment(self, now: Now, decision: rollout.Decision, tick: Tick, ahead: PyTree) -> Moment:
+        flat = functools.partial(jax.tree.map, self._join)
+        return Moment(
+            self._join(now.obs),
+            self._join(decision.action),
+            self._join(decision.log_prob),
+            tick.reward.astype(np.float32),
+            tick.cost,
+            tick.terminated,
+            tick.truncated,
+            tick.next_obs,
+            self._join(now.first),
+            self._join(now.prev_action),
+            self._join(now.prev_reward),
+            flat(now.memory),
+            flat(decision.outputs),
+            flat(ahead),
+        )
+
+    def _arrange(self, taken: Moment) -> rollout.Rollout:
+        runs, envs = self.shape
+
+        def by_run(x) -> Any:  # [T, R·B, …] → [R, T, B, …]
+            return np.moveaxis(x.reshape(len(x), runs, envs, *x.shape[2:]), 1, 0)
+
+        seen: Any = Moment(*jax.tree.map(by_run, tuple(taken)))
+        memory = jax.tree.map(lambda x: x[:, :: self.config.segment], seen.memory)  # [R, S, B, …]
+        batch = Batch(*seen[:8])
+        return rollout.Rollout(
+            batch, seen.first, seen.prev_action, seen.prev_reward, memory, seen.outputs, seen.next_outputs
+        )
+
+    def _split(self, x: Any) -> np.ndarray:
+        return np.asarray(x).reshape(*self.shape, *np.shape(x)[1:])
+
+    def _join(self, x: Any) -> np.ndarray:
+        x = np.asarray(x)
+        return x.reshape(-1, *x.shape[2:])
+
+
+@functools.lru_cache(maxsize=64)
+def make_learn(env: HostSpec, algorithm: str):
+    """The compiled (states, rollouts [R, T, B], configs) → (states, metrics [1, R, …])."""
+
+    def one(state, seen, config):
+        core = state.learner
+        begun = jnp.where(seen.first[0][:, None], 0.0, core.episodes.running)  # sums of episodes that were lost
+        core = core._replace(episodes=core.episodes._replace(running=begun))
+        most = rollout.pool_size(config.learner.n_envs, config.learner.n_steps, env.min_steps)
+        core, experience = learner.examine(core, seen, config.learner, most)
+        return algorithms.get(algorithm).learn(state._replace(learner=core), experience, config)
+
+    def learn(states, seen, configs):
+        with jax.default_matmul_precision(configs.learner.matmul_precision):
+            states, metrics = jax.vmap(one)(states, seen, configs)
+        return states, jax.tree.map(lambda x: x[None], metrics)
+
+    return jax.jit(learn)

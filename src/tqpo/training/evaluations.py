@@ -1,0 +1,63 @@
+"""A run's policies in fresh episodes; the results are kept in its `evaluation.json`."""
+
+from typing import Any
+
+import jax
+
+from tqpo import store
+from tqpo.envs import Task
+from tqpo.evaluation import summary
+from tqpo.evaluation.episodes import Progress
+from tqpo.evaluation.fresh import fresh_episodes
+from tqpo.training.job import Job
+from tqpo.training.policies import load_policies
+
+EVALUATION = "evaluation.json"
+EVALUATION_SEED = 1_000_003  # episodes of an evaluation share no key with training
+
+
+def evaluation_key(seed: int) -> jax.Array:
+    """The key of the evaluation's episodes: a video shows the ones that were counted."""
+    return jax.random.fold_in(jax.random.key(EVALUATION_SEED), seed)
+
+
+def evaluate_run(
+    folder: store.Run,
+    episodes: int = 1000,
+    physics: str = "jax",
+    deterministic: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Fresh episodes of every seed's policy, summed up as `summary.summarise` does."""
+    job = Job.from_description(folder.config)
+    env = job.env()
+    totals, faults = {}, []
+    for seed, policy in load_policies(folder).items():
+        key = evaluation_key(seed)
+        totals[seed], reports = fresh_episodes(env, policy, key, episodes, deterministic, progress, physics)
+        faults += reports
+    simulator = f", {physics} physics" if isinstance(env, Task) else ""
+    label = f"{'deterministic' if deterministic else 'sampled'} actions{simulator}"
+    settings = {"task": job.task, "algo": job.algo, "physics": physics, "episodes_per_seed": episodes}
+    if faults:
+        settings["faults"] = faults
+    return summary.summarise(
+        totals, job.asked(), env.cost_names, deterministic=deterministic, label=label, settings=settings
+    )
+
+
+def add_evaluation(
+    folder: store.Run, episodes: int, physics: str, deterministic: bool, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Evaluates and keeps the result beside earlier ones; one of the same kind is replaced."""
+    found = evaluate_run(folder, episodes, physics, deterministic, progress)
+    done = folder.finished  # a file that changes opens the run again
+    kept = [e for e in evaluations_of(folder) if e["label"] != found["label"]]
+    folder.write_json(EVALUATION, summary.document([found, *kept] if not deterministic else [*kept, found]))
+    if done:
+        folder.finish()
+    return found
+
+
+def evaluations_of(folder: store.Run) -> list[dict[str, Any]]:
+    return folder.read_json(EVALUATION)["evaluations"] if folder.path(EVALUATION).exists() else []

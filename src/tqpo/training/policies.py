@@ -1,0 +1,69 @@
+"""The policies of a run: out of a training state, to disk and back."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from tqpo import networks, store
+from tqpo.errors import StoreError
+from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.maths.normalize import Moments
+from tqpo.training.job import Job
+from tqpo.training.program import Group
+from tqpo.types import Env, PyTree, Spec
+
+
+def policies_of(state: PyTree) -> ActorPolicy:
+    """The actors of all runs with their normalisers, [runs, …]."""
+    return ActorPolicy(state.learner.network.actor, state.learner.moments)
+
+
+def save_policies(folder: store.Run, job: Job, group: Group, policies: ActorPolicy, chosen: list) -> None:
+    """The policies of all seeds with their frozen normalisers, [runs, …], in one file."""
+    description = {
+        "network": dataclasses.asdict(group.configs[0].learner.network),
+        "obs_size": group.env.obs_size,
+        "action_size": group.env.action_size,
+        "discrete": group.env.discrete,
+        "action": action_form(group.env),
+        "seeds": list(job.seeds),
+        "chosen": chosen,
+    }
+    folder.save_policy(policies, description)
+
+
+def action_form(env: Spec) -> dict[str, Any] | None:
+    """How an action becomes what an environment on the host takes; None: as it is."""
+    if isinstance(env, Env):
+        return None
+    from tqpo.host.spec import border_of
+
+    host: Any = env
+    return border_of(host).describe_action()
+
+
+def template(description: Mapping[str, Any]) -> ActorPolicy:
+    """The shape of the policies that a description speaks of, [runs, …]."""
+    try:
+        network = dict(description["network"])
+        spec = networks.NetworkSpec(**{**network, "hidden": tuple(network["hidden"])})
+        obs, action, runs = description["obs_size"], description["action_size"], len(description["seeds"])
+    except (KeyError, TypeError) as error:
+        raise StoreError(f"policy.json does not describe a policy: {error}") from None
+
+    def build(key):
+        discrete = bool(description.get("discrete", False))
+        actor = networks.make_network(key, spec, obs, action, {}, discrete=discrete).actor
+        return ActorPolicy(actor, Moments(*(jax.numpy.zeros(s) for s in ((obs,), (obs,), ()))))
+
+    return eqx.filter_eval_shape(jax.vmap(build), jax.random.split(jax.random.key(0), runs))
+
+
+def load_policies(folder: store.Run) -> dict[int, ActorPolicy]:
+    """The policy of each seed."""
+    _, description = folder.load_policy()
+    stacked, description = folder.load_policy(template(description))
+    return {seed: jax.tree.map(lambda x, i=i: x[i], stacked) for i, seed in enumerate(description["seeds"])}

@@ -1,0 +1,268 @@
+"""Reproduction: cells, groups, what is kept, what the files say. Training itself is tested elsewhere; here it is a few steps."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from tqpo import store
+from tqpo.algorithms.presets import PRESETS
+from tqpo.errors import ConfigError, TqpoError, UnknownNameError
+from tqpo.networks import NetworkSpec
+from tqpo.reproduce import cells, document, jobs, judge, ship, tables
+from tqpo.reproduce.cells import Plan
+from tqpo.reproduce.paper import SETS, TABLE1, TABLE2, Cell
+from tqpo.reproduce.repeat import differences
+
+TINY = {"network": NetworkSpec("lstm", (8,)), "n_envs": 2, "n_steps": 1000, "epochs": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny_paper():
+    """The paper's preset with a tiny network and batch."""
+    before = dict(PRESETS["paper"])
+    for name, config in before.items():
+        PRESETS["paper"][name] = dataclasses.replace(config, learner=dataclasses.replace(config.learner, **TINY))
+    yield
+    PRESETS["paper"].update(before)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Two cells of one group, trained for three iterations, evaluated and judged."""
+    chosen = tuple(c for c in TABLE1 if c.task == "SimpleEnv" and c.algo == "tqpo")
+    out = tmp_path_factory.mktemp("paper")
+    plan = Plan(chosen, out, (0, 1), 6000, episodes=4, judged_seeds=1, judged_episodes=2, chunk=3)
+    said = []
+    cells.run_cells(plan, chosen, said.append)
+    for cell in chosen:  # in a process of its own the judge would not know the tiny network
+        assert jobs.unjudged(plan, cell)
+        judging = judge.Judge(plan, 1)
+        judging.found[cell] = {part: judge.play(plan, part) for part in [judge.Part(cell, 0, range(2))]}
+        judging.write(cell)
+        assert not jobs.unjudged(plan, cell)
+    return plan, said
+
+
+def test_sets_are_the_paper():
+    assert len(TABLE1) == 12
+    assert len(TABLE2) == 10
+    assert len(SETS["table1"]) == 15
+    assert len({c.name for c in SETS["all"]}) == len(SETS["all"]) == 15 + 6 + 6 + 4 + 6
+    shared = {c.name: c.published for c in TABLE1}
+    for c in TABLE2:
+        if c.name in shared:
+            assert c.published.episode_return == shared[c.name].episode_return
+
+
+def test_groups_share_a_program(tmp_path):
+    plan = Plan(tuple(SETS["all"]), tmp_path)
+    groups = cells.groups_of(plan)
+    assert len(groups) == 17
+    assert sorted(c.name for g in groups for c in g) == sorted(c.name for c in SETS["all"])
+    assert len(groups[0]) == 4  # TQPO with its ablations
+    for group in groups:
+        assert len({(c.task, c.preset, cells.algorithm_of(c)) for c in group}) == 1
+
+
+@pytest.mark.slow
+def test_a_cell_says_everything(finished):
+    plan, said = finished
+    found = [cells.read(cells.path_of(plan, cell)) for cell in plan.cells]
+    for cell, result in zip(plan.cells, found, strict=True):
+        assert result["complete"]
+        assert result["settings"]["safety"] == cell.safety
+        assert len(result["last_tenth"]["return"]) == 2
+        assert [s["episodes"] for s in result["fresh"]["seeds"]] == [4, 4]
+        assert result["judge"]["mujoco"]["pooled"]["episodes"] == 2
+        assert result["judge"]["jax"]["pooled"]["episodes"] == 4
+        assert result["provenance"]["versions"]["jax"]
+        assert np.array(result["curves"]["safety_prob"]).shape == (3, 2)
+        assert result["group"]["runs"] == 4
+    assert said[0]["doing"] == "compiling"
+    assert said[-1]["doing"] == "done"
+
+
+def test_a_field_that_a_file_is_too_old_to_have_counts_as_its_default(tmp_path):
+    cell = TABLE1[0]
+    plan = Plan((cell,), tmp_path)
+    found = cells.settings_of(plan, cell)
+    del found["config"]["dual"]["log_gain"]
+    assert cells.agree(found, plan, cell)
+    found["config"]["dual"]["proportional"] = 0.0  # a setting that is gone, at the value that turned it off
+    assert cells.agree(found, plan, cell)
+    found["config"]["dual"]["proportional"] = 0.5
+    assert not cells.agree(found, plan, cell)
+    del found["config"]["dual"]["proportional"]
+    found["config"]["dual"]["gain"] = 0.7
+    assert not cells.agree(found, plan, cell)
+    found["config"]["dual"] |= {"gain": 0.1, "no_such_field_any_more": 1}
+    assert not cells.agree(found, plan, cell)
+
+
+def test_changed_settings_are_other_results(tmp_path):
+    cell = next(c for c in SETS["fast"] if c.task == "SimpleEnv")
+    plan = Plan((cell,), tmp_path, changes=(("log_gain", 0.3),))
+    changed = cells.config_of(plan, cell)
+    assert (changed.dual.log_gain, changed.constraints[0].safety) == (0.3, cell.safety)
+    assert not cells.agree(cells.settings_of(Plan((cell,), tmp_path), cell), plan, cell)
+    assert cells.agree(cells.settings_of(plan, cell), plan, cell)
+
+
+@pytest.mark.slow
+def test_what_is_done_is_not_done_again(finished):
+    plan, _ = finished
+    assert cells.groups_of(plan) == []
+    assert len(cells.groups_of(dataclasses.replace(plan, seeds=(0, 1, 2)))) == 1
+    assert len(cells.groups_of(dataclasses.replace(plan, steps=7000))) == 1
+    path = cells.path_of(plan, plan.cells[0])
+    whole = path.read_text()
+    path.write_text(json.dumps(json.loads(whole) | {"complete": False}))
+    assert cells.groups_of(plan) == [plan.cells[:1]]
+    path.write_text("{")
+    with pytest.raises(cells.TqpoError, match="remove it"):
+        cells.groups_of(plan)
+    path.write_text(whole)
+
+
+def test_averages_are_those_of_the_last_tenth():
+    plan, cell = Plan((), None, (0, 1), 1), Cell("SimpleEnv", "tqpo", 0.9)
+    n = 40
+    metrics = {name: np.zeros((n, 2)) for name in ("return_sum", "skipped")}
+    metrics |= {"steps": np.full((n, 2), 2000), "episodes": np.full((n, 2), 2), "safe_episodes": np.zeros((n, 2, 1))}
+    metrics["return_sum"][-4:] = [6.0, 10.0]
+    metrics["safe_episodes"][-2:, 1] = 2
+    last = cells.result_of(plan, cell, metrics)["last_tenth"]
+    assert last["return"] == [3.0, 5.0]
+    assert last["safety_prob"] == [0.0, 0.5]
+    assert last["return_mean_std"] == pytest.approx([4.0, np.sqrt(2)])
+    assert last["episodes"] == [8, 8]
+
+
+def test_a_failure_names_its_group(tmp_path):
+    plan = Plan((Cell("SimpleEnv", "nonsense", 0.9),), tmp_path)
+    with pytest.raises(UnknownNameError, match="nonsense"):
+        jobs.run_plan(plan, lambda tasks, on_wait: iter(()))
+
+
+@pytest.mark.slow
+def test_tables(finished, capsys):
+    plan, _ = finished
+    paths = [cells.path_of(plan, cell) for cell in plan.cells]
+    document.show(paths)
+    assert "SimpleEnv" in capsys.readouterr().out
+    content = tables.table1(tables.load(paths))
+    assert tables.markdown(content).count("\n") == 4
+    assert r"\begin{tabular}" in tables.latex(content)
+    assert "±" not in tables.latex(content)
+
+
+@pytest.mark.slow
+def test_tables_figures_and_page_on_disk(finished, tmp_path):
+    plan, _ = finished
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{document.BEGIN}\nold\n{document.END}\nafter\n")
+    written = {path.name for path in document.write_all(plan.out, page)}
+    assert {"table1.md", "table1.tex", "judge.md", "figure2.png", "figure3.svg", "figure4.png"} <= written
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert "MuJoCo as the judge" in text
+    with pytest.raises(ConfigError, match="holds no results"):
+        document.write_all(tmp_path)
+
+
+def test_the_judge_takes_cells_that_were_trained_again_only_where_it_must():
+    folder = pathlib.Path(__file__).parents[2] / "results" / "paper"
+    kept, again = (tables.load(sorted(f.glob("*.json"))) for f in (folder, folder / "judged"))
+    rows = document.contents(kept, again)["judge"].rows
+    assert len(rows) == len(TABLE1)  # every cell once
+    both = next(name for name in again if name in kept)
+    verdict = again[both]["judge"]
+    judged_now = document.contents(
+        kept | {both: kept[both] | {"judge": verdict}}, {both: again[both] | {"judge": None}}
+    )
+    assert len(judged_now["judge"].rows) == sum(tables.is_judged(cell) for cell in kept.values()) + 1
+
+
+def test_agreement():
+    a = {"value": 1.0, "low": 0.8, "high": 1.2}
+    assert tables.agree(a, {"value": 1.25, "low": 1.05, "high": 1.45})
+    assert not tables.agree(a, {"value": 1.3, "low": 1.1, "high": 1.5})
+
+
+@pytest.mark.slow
+def test_two_folders_are_compared(finished, tmp_path):
+    plan, _ = finished
+    other = tmp_path / "other"
+    shutil.copytree(plan.out, other)
+    names = sorted(f"{cell.name}.json" for cell in plan.cells)
+    changed = json.loads((other / names[0]).read_text()) | {"group": None}
+    (other / names[0]).write_text(json.dumps(changed))
+    assert differences(plan.out, other) == {name: [] for name in names}
+    (other / names[0]).write_text(json.dumps(changed | {"skipped_updates": 1}))
+    (other / names[1]).unlink()
+    assert differences(plan.out, other) == {names[0]: ["skipped_updates"], names[1]: ["missing"]}
+
+
+@pytest.mark.slow
+def test_a_group_that_was_lost_goes_on(tmp_path):
+    """Stopped after a checkpoint and started again, it ends with the numbers of one that was never stopped."""
+    chosen = tuple(c for c in TABLE1 if c.task == "SimpleEnv" and c.algo == "tqpo")[:1]
+    plan = Plan(chosen, tmp_path / "whole", (0,), 10_000, episodes=0, chunk=1)
+    cells.run_cells(plan, chosen, lambda _: None)
+    again = dataclasses.replace(plan, out=tmp_path / "lost", checkpoint_every=2)
+
+    class Lost(Exception):
+        pass
+
+    def until_the_third(facts):
+        if facts.get("iteration") == 3:
+            raise Lost
+
+    with pytest.raises(Lost):
+        cells.run_cells(again, chosen, until_the_third)
+    said = []
+    cells.run_cells(again, chosen, said.append)
+    assert [facts["iteration"] for facts in said if "iteration" in facts] == [3, 4, 5]
+    assert not any(differences(plan.out, again.out).values())
+    assert not list(again.out.glob(".groups/*"))
+
+
+@pytest.mark.slow
+def test_progress_and_failures(finished, capsys):
+    """Nothing is left to train: the runner gets no task, the view no line; a failure is named."""
+    plan, _ = finished
+    assert jobs.run_plan(plan, lambda tasks, on_wait: iter([])) == [cells.path_of(plan, c) for c in plan.cells]
+    more = dataclasses.replace(plan, seeds=(0, 1, 2))
+
+    def failing(tasks, on_wait):
+        on_wait()
+        yield tasks[0][0], TqpoError("no device")
+
+    with pytest.raises(TqpoError, match=r"SimpleEnv tqpo \(paper\): no device"):
+        jobs.run_plan(more, failing)
+
+
+@pytest.mark.slow
+def test_the_best_policy_of_a_cell_is_shipped(finished, tmp_path):
+    plan, _ = finished
+    cell = plan.cells[0]
+    cells.save_policies(plan, cell, {seed: cells.load_policy(plan, cell, 0) for seed in plan.seeds})
+    found = cells.read(cells.path_of(plan, cell))
+    found["fresh"]["seeds"][1]["constraints"][0]["verdict"]["word"] = "meets"
+    found["fresh"]["seeds"][0]["constraints"][0]["verdict"]["word"] = "misses"
+    path = plan.out / "copy" / f"{cell.name}.json"
+    shutil.copytree(plan.out / "policies", path.parent / "policies")
+    cells.write(path, found)
+    shipped = store.open_run(ship.ship(path, tmp_path, episodes=3))
+    assert shipped.config["job"]["seeds"] == [1]
+    assert json.loads(shipped.path("policy.json").read_text())["description"]["chosen"][0]["of_cell"] == cell.name
+    found["settings"]["config"]["indicator_scale"] = 7.0
+    cells.write(path, found)
+    with pytest.raises(ConfigError, match="was made with other settings"):
+        ship.ship(path, tmp_path)
