@@ -1,0 +1,60 @@
+"""Runs that 0.1.0 wrote: they load, act, evaluate and go on (tests/data/0.1.0)."""
+
+import csv
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+import tqpo
+from tqpo import store
+from tqpo.training import loop
+from tqpo.training.evaluations import add_evaluation, evaluations_of
+
+DATA = pathlib.Path(__file__).parents[1] / "data" / "0.1.0"
+
+
+@pytest.fixture
+def copied(tmp_path):
+    def copy(name):
+        shutil.copytree(DATA / name, tmp_path / name)
+        return tmp_path / name
+
+    return copy
+
+
+def columns(path):
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    return {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+
+
+def test_a_finished_run_is_whole_and_acts():
+    with store.open_run(DATA / "finished") as run:
+        run.verify()
+        assert run.finished
+    for seed in (0, 1):
+        policy = tqpo.load(DATA / "finished", seed)
+        action = policy.act(np.zeros(policy.obs_size))
+        assert action.shape == (2,)
+        assert np.all(np.abs(action) <= 1)
+
+
+def test_a_finished_run_is_evaluated_to_the_same_episodes(copied):
+    path = copied("finished")
+    with store.open_run(path, write=True) as run:
+        before = evaluations_of(run)[0]
+        after = add_evaluation(run, 30, "jax", deterministic=False)
+    for old, new in zip(before["seeds"], after["seeds"], strict=True):
+        np.testing.assert_allclose(new["returns"], old["returns"], atol=1e-2)
+        assert new["episode_costs"] == old["episode_costs"]
+
+
+def test_a_stopped_run_goes_on_to_the_same_end(copied):
+    path = copied("stopped")
+    loop.resume(path, loop.Host(quiet=True)).close()
+    ours, theirs = columns(path / "metrics.csv"), columns(DATA / "whole-metrics.csv")
+    assert ours["iteration"].tolist() == theirs["iteration"].tolist()
+    for name in ("return_mean", "multiplier", "safety_prob", "episode_cost_mean", "cost_return_quantile"):
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-3, err_msg=name)
