@@ -29,13 +29,13 @@ ACTIVATIONS = {
     "sigmoid": jax.nn.sigmoid,
     "4sigmoid": lambda x: 4 * jax.nn.sigmoid(x),
 }
-TRUNKS = ("critic", "own", "stopped")
+TRUNKS = ("critic", "own")
 ALIGNED = 8  # a GPU's fast matrix kernels want inner sizes that are multiples of this
 
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-    """A linear read-out. Its trunk is the critic's, one of its `own`, or the critic's with gradients stopped."""
+    """A linear read-out of the critic's trunk, or of one of its `own`."""
 
     shape: tuple[int, ...] = ()
     activation: str = "linear"
@@ -150,7 +150,7 @@ def make_network(
     )
     used = {head.trunk for head in heads.values()}
     trunks = {}
-    if spec.kind == "mlp" and used & {"critic", "stopped"}:
+    if spec.kind == "mlp" and "critic" in used:
         trunks["critic"] = _mlp(next(keys), obs_size, spec)
     if "own" in used:
         trunks["own"] = _mlp(next(keys), obs_size, spec)
@@ -206,8 +206,6 @@ def read_heads(network: Network, obs: Array, features: Array | None) -> dict[str
     trunks = {name: trunk(obs) for name, trunk in network.trunks.items()}
     if "critic" not in trunks and features is not None:
         trunks["critic"] = features
-    if "stopped" in network.readouts:
-        trunks["stopped"] = jax.lax.stop_gradient(trunks["critic"])
     raw = {name: readout(trunks[name]) for name, readout in network.readouts.items()}
     offset = dict.fromkeys(raw, 0)
     heads = {}

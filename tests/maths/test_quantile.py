@@ -68,20 +68,6 @@ def test_safety_probability_counts_the_limit_as_safe():
     assert jnp.isclose(quantile.safety_probability(costs, 15.0, mask), 2 / 3)
 
 
-def test_tracking_by_hand():
-    assert quantile.track_quantile(10.0, 20.0, 0.25) == 12.5
-    assert quantile.track_quantile(10.0, 20.0, 1.0) == 20.0
-
-
-def test_advantage_by_hand():
-    """ε = 0.1 and scale 0.1: each trajectory at or above q loses 1, the others nothing."""
-    costs = jnp.array([1.0, 5.0, 9.0])
-    assert quantile.quantile_advantage(costs, 5.0, 0.1).tolist() == [0, -1, -1]
-    with_baseline = quantile.quantile_advantage(costs, 5.0, 0.1, baseline=jnp.full(3, 0.25))
-    assert with_baseline.tolist() == [0.25, -0.75, -0.75]
-    assert jnp.allclose(quantile.quantile_advantage(costs, 5.0, 0.05, scale=0.5), jnp.array([0, -10, -10]))
-
-
 def huber_by_loops(quantiles, targets, levels, kappa):
     total = []
     for q, level in zip(quantiles, levels, strict=True):

@@ -10,8 +10,8 @@ from probes import Counter
 from small import small
 
 from tqpo import store
+from tqpo.algorithms.dual import Tilt
 from tqpo.algorithms.settings import replace
-from tqpo.maths.multiplier import Tilt
 from tqpo.training import loop, program
 from tqpo.training.policies import load_policies
 from tqpo.training.program import Group

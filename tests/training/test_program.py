@@ -6,9 +6,9 @@ import pytest
 from probes import Counter, Poison
 from small import small
 
+from tqpo.algorithms.dual import Tilt
 from tqpo.algorithms.settings import replace
 from tqpo.errors import ConfigError
-from tqpo.maths.multiplier import Tilt
 from tqpo.training import program
 from tqpo.training.program import Group, Run
 

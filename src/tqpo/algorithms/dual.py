@@ -1,14 +1,17 @@
-"""The multipliers λ of several constraints: what each bounds is tracked, its step tilted, λ kept in [0, λ_max].
+"""The multipliers λ of several constraints: what each bounds is tracked, λ follows it, and stays in [0, λ_max].
+
+Shared by every algorithm with a multiplier. The equations are TQPO's; the rates η₊, η₋ of Eq. 14 are in `tqpo`.
 
 | paper | here | |
 |---|---|---|
 | λ | `multiplier` | [K], one per constraint |
-| q_k (Eq. 17a) | `tracked` | [K] episode-cost quantile, or mean for a mean constraint |
-| F_q(d) | `share_below` | [K] over the last `quantile_window` values of `tracked` |
-| η₊, η₋ (Eq. 14) | `tilt_up`, `tilt_down` | [K]; 1, 1 for a mean constraint |
+| q_k (Eqs. 9, 17a) | `tracked` | [K] episode-cost quantile, or mean for a mean constraint |
+| η₊, η₋ (Eq. 14) | `Rates` | [K]; both 1 without a tilt and for a mean constraint |
 | α_k, η_k (Eq. 17) | `alpha`, `gain`, with their exponents | |
 """
 
+import enum
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -16,9 +19,17 @@ import jax.numpy as jnp
 
 from tqpo.algorithms import episodes
 from tqpo.algorithms.settings import Constraint, require, settings, static
-from tqpo.maths import multiplier, quantile, schedule
-from tqpo.maths.multiplier import Tilt
+from tqpo.maths import quantile, schedule
 from tqpo.types import Array
+
+
+class Tilt(enum.IntEnum):
+    """How λ's step depends on its sign. Numbers, so that runs with different tilts can share one program."""
+
+    ADAPTIVE = 0  # paper Eq. 14
+    NONE = 1  # paper Eq. 13 as it stands
+    FIXED = 2  # the ablation's constant pair
+    RELEASED = 3  # Eq. 14 with F_q(d) ≡ 0: the released window never fills
 
 
 @settings
@@ -27,11 +38,11 @@ class DualConfig:
 
     initial_multiplier: float = 0.5  # λ_0
     max_multiplier: float = float("inf")  # λ_max
-    gain: float = 0.1  # K_i: λ's step is η·K_i·min((q − d)/cost_scale, max_step)
+    gain: float = 0.1  # K: λ's step is η·K·min((q − d)/cost_scale, max_step)
     log_gain: float = 0.0  # K_log: log λ moves by η·K_log·min((q − d)/cost_scale, max_step)
     max_step: float = 10.0
     cost_scale: float = 10.0  # costs are divided by it, here and in the cost returns
-    tilt: int = Tilt.ADAPTIVE  # a `multiplier.Tilt`
+    tilt: int = Tilt.ADAPTIVE
     delta: float = 0.1  # δ
     fixed_up: float = 0.2  # η₊ of the fixed tilt
     fixed_down: float = 0.8  # η₋ of the fixed tilt
@@ -45,7 +56,15 @@ class DualConfig:
 class DualState(NamedTuple):
     multiplier: Array  # [K]
     tracked: Array  # [K]
-    recent: quantile.Window  # [K, N]
+    recent: quantile.Window  # [K, N] of `tracked`
+
+
+class Rates(NamedTuple):
+    """η for a step up and for a step down, and F_q(d) that they follow from; each [K]."""
+
+    up: Array
+    down: Array
+    share_below: Array
 
 
 def init(config: DualConfig, n_constraints: int) -> DualState:
@@ -65,38 +84,67 @@ def check(config: DualConfig) -> None:
     require(config.tilt in list(Tilt), f"tilt = {config.tilt}: one of {[f'{t.name}={t:d}' for t in Tilt]}")
 
 
-def alpha(config: DualConfig, iteration: Array) -> Array:
-    """α_k."""
-    return schedule.power(iteration, config.alpha, config.decay_offset, config.alpha_exponent)
+def track_quantile(q: Array | float, q_hat: Array | float, alpha: Array | float) -> Array:
+    """q_{k+1} = q_k + α·(q̂ − q_k) (Eq. 9); α = 1 is the released code's hard update."""
+    return jnp.asarray(q + alpha * (q_hat - q))
 
 
 def track(q: Array, q_hat: Array, config: DualConfig, iteration: Array, seen: Array) -> Array:
-    """q_{k+1} = q_k + α_k(q̂ − q_k) (Eq. 17a), except that the first estimate ever (`seen` false) is taken whole."""
-    return quantile.track_quantile(q, q_hat, jnp.where(seen, alpha(config, iteration), 1.0))
+    """q_{k+1} with α_k (Eq. 17a), except that the first estimate ever (`seen` false) is taken whole."""
+    alpha = schedule.power(iteration, config.alpha, config.decay_offset, config.alpha_exponent)
+    return track_quantile(q, q_hat, jnp.where(seen, alpha, 1.0))
+
+
+def multiplier_step(
+    multiplier: Array | float,
+    quantile: Array | float,
+    limit: Array | float,
+    eta_plus: Array | float,
+    eta_minus: Array | float,
+    gain: Array | float,
+    cost_scale: Array | float,
+    max_step: Array | float = 10.0,
+    max_multiplier: Array | float = jnp.inf,
+    log_gain: Array | float = 0.0,
+) -> Array:
+    """λ ← clip((λ + η·K·m)·exp(η·K_log·m), 0, λ_max), m = min((q − d)/c, max_step), η = η₊ if q ≥ d else η₋ (Eq. 13).
+
+    Gain K, cost scale c and the bound on the step are the released code's. K_log is not in the paper: with it log λ moves, so
+    that the same excess moves a λ of 10 a hundred times as far as one of 0.1. `quantile` is whatever the constraint bounds:
+    PPO-Lagrangian puts the mean episode cost here. All arguments broadcast, one entry per constraint.
+    """
+    excess = jnp.asarray(quantile - limit)
+    eta = jnp.where(excess >= 0, eta_plus, eta_minus)
+    move = eta * jnp.minimum(excess / cost_scale, max_step)
+    return jnp.clip((multiplier + gain * move) * jnp.exp(log_gain * move), 0.0, max_multiplier)
+
+
+def untilted(recent: quantile.Window, constraints: tuple[Constraint, ...], config: DualConfig) -> Rates:
+    """η₊ = η₋ = 1: Eq. 13 as it stands."""
+    one = jnp.ones(len(constraints))
+    return Rates(one, one, jnp.zeros(len(constraints)))
 
 
 def step(
     state: DualState,
-    found: episodes.Estimates,
+    estimates: episodes.Estimates,
     constraints: tuple[Constraint, ...],
     config: DualConfig,
     iteration: Array,
+    rates: Callable[[quantile.Window, tuple[Constraint, ...], DualConfig], Rates] = untilted,
 ) -> tuple[DualState, dict[str, Array]]:
-    """λ_{k+1} (Eqs. 13–14, 17c). While no episode has finished, or an estimate is not finite, nothing moves."""
+    """λ_{k+1} (Eqs. 13, 17c). While no episode has finished, or an estimate is not finite, nothing moves."""
     limit = episodes.limits(constraints)
-    tracked = track(state.tracked, found.bounded, config, iteration, state.recent.count > 0)
-    usable = (found.n_episodes > 0) & jnp.isfinite(tracked)  # [K]
-    push = jax.vmap(quantile.window_push)
-    recent = push(state.recent, tracked[:, None], usable[:, None])
-    below = multiplier.share_below(recent, limit)
-    kind = jnp.where(episodes.bounds_quantile(constraints), config.tilt, Tilt.NONE)
-    up, down = multiplier.tilt_rates(kind, below, config.delta, config.fixed_up, config.fixed_down)
-    moved = multiplier.multiplier_step(
+    tracked = track(state.tracked, estimates.bounded, config, iteration, state.recent.count > 0)
+    usable = (estimates.n_episodes > 0) & jnp.isfinite(tracked)  # [K]
+    recent = jax.vmap(quantile.window_push)(state.recent, tracked[:, None], usable[:, None])
+    eta = rates(recent, constraints, config)
+    moved = multiplier_step(
         state.multiplier,
         tracked,
         limit,
-        up,
-        down,
+        eta.up,
+        eta.down,
         schedule.power(iteration, config.gain, config.decay_offset, config.gain_exponent),
         config.cost_scale,
         config.max_step,
@@ -104,4 +152,9 @@ def step(
         config.log_gain,
     )
     new = DualState(jnp.where(usable, moved, state.multiplier), jnp.where(usable, tracked, state.tracked), recent)
-    return new, {"multiplier": new.multiplier, "tilt_up": up, "tilt_down": down, "share_below": below}
+    return new, {
+        "multiplier": new.multiplier,
+        "tilt_up": eta.up,
+        "tilt_down": eta.down,
+        "share_below": eta.share_below,
+    }

@@ -32,7 +32,6 @@ class LearnerConfig:
     segment: int = static(default=100)  # steps of back-propagation through time (lstm)
     episode_window: int = static(default=100)  # finished episodes that statistics are taken over
     bootstrap_timeouts: bool = static(default=True)  # False: a time-out ends the return
-    skip_first: bool = static(default=True)  # the first batch only feeds the normaliser
     normalize_advantage: bool = static(default=False)  # of the reward; λ then weighs against standard deviations
     matmul_precision: str | None = static(default="tensorfloat32")  # on a GPU; CPUs have one precision
     discount: float = 0.99  # γ
@@ -234,7 +233,7 @@ def fit(
     learning_rate = schedule.power(
         state.iteration, config.learning_rate, config.decay_offset, config.learning_rate_exponent
     )
-    warm = state.iteration > 0 if config.skip_first else jnp.array(True)
+    warm = state.iteration > 0  # the first batch only feeds the normaliser
 
     def total(network, sample, targets, memory):
         outputs = networks.unroll(network, sample.obs, sample.context, memory)

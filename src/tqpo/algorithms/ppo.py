@@ -28,7 +28,6 @@ from tqpo.algorithms import episodes, learner
 from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
 from tqpo.algorithms.settings import Constraint, check_constraints, settings
 from tqpo.maths import distribution
-from tqpo.maths.multiplier import penalised
 from tqpo.networks import Head, Outputs
 from tqpo.types import Array, Key, Spec
 
@@ -53,10 +52,19 @@ def surrogate(ratio: Array, advantage: Array, clip: ArrayLike) -> Array:
     return jnp.mean(jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - clip, 1 + clip) * advantage))
 
 
+def penalised(reward: Array, constraints: Array, multiplier: Array) -> Array:
+    """(A + Σ_k λ_k·A_k)/(1 + Σ_k λ_k) of [...] and [..., K], with A_k ascending safety.
+
+    This is TQPO's V − λq (Eq. 10) divided by 1 + λ as in the released code, so that a large λ turns the gradient rather than
+    lengthening it.
+    """
+    return (reward + constraints @ multiplier) / (1 + multiplier.sum())
+
+
 def penalised_surrogate(
-    ratio: Array, advantage: Array, constraint_advantage: Array, lam: Array, clip: ArrayLike
+    ratio: Array, advantage: Array, constraint_advantage: Array, multiplier: Array, clip: ArrayLike
 ) -> tuple[Array, dict]:
-    """(S + Σ_k λ_k·S_k)/(1 + Σ_k λ_k) with S the clipped surrogate of each advantage, to be maximised.
+    """S + Σ_k λ_k·S_k over 1 + Σ_k λ_k, with S the clipped surrogate of each advantage, to be maximised (TQPO Eqs. 10, 15).
 
     `constraint_advantage` [..., K] ascends safety. As released, each term is clipped by itself: a ratio that the reward
     has pushed out of the clip range is still pushed back by a constraint. The paper's Eqs. 15–16 clip the sum.
@@ -64,7 +72,7 @@ def penalised_surrogate(
     reward = surrogate(ratio, advantage, clip)
     constraints = jax.vmap(surrogate, in_axes=(None, -1, None))(ratio, constraint_advantage, clip)  # [K]
     parts = {"policy_loss": -reward, "constraint_loss": -constraints}
-    return penalised(reward, constraints, lam), parts
+    return penalised(reward, constraints, multiplier), parts
 
 
 def value_loss(value: Array, target: Array) -> Array:
@@ -82,6 +90,20 @@ def reward_loss(outputs: Outputs, value_target: Array, config: LearnerConfig) ->
     value = value_loss(outputs.heads["value"], value_target)
     entropy = jnp.mean(distribution.entropy(outputs.mean, outputs.log_std))
     return config.value_coef * value - config.entropy_coef * entropy, {"value_loss": value, "entropy": entropy}
+
+
+def lagrangian_loss(outputs, log_prob, sample, targets, cost_value, multiplier, config: LearnerConfig):
+    """−penalised surrogate + value losses of reward and cost: what every algorithm with a multiplier minimises.
+
+    `targets` has `advantage`, `value`, `constraint_advantage` and `cost_value`; `cost_value` [..., K] is what the network says.
+    """
+    ratio = jnp.exp(log_prob - sample.log_prob)
+    objective, parts = penalised_surrogate(
+        ratio, targets.advantage, targets.constraint_advantage, multiplier, config.clip
+    )
+    rest, value_parts = reward_loss(outputs, targets.value, config)
+    cost_loss = cost_value_loss(cost_value, targets.cost_value)
+    return rest + config.cost_value_coef * cost_loss - objective, parts | value_parts | {"cost_value_loss": cost_loss}
 
 
 def loss(outputs, log_prob, sample, targets: Targets, config: LearnerConfig) -> tuple[Array, dict]:
@@ -105,8 +127,8 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     """One iteration: a batch, its advantages, epochs of the clipped surrogate."""
     core = state.learner
     targets = Targets(*learner.reward_targets(experience, config.learner))
-    found = episodes.estimate(core.episodes, config.constraints)
-    metrics = episodes.metrics(core.episodes, experience.finished, config.constraints, found)
+    estimates = episodes.estimate(core.episodes, config.constraints)
+    metrics = episodes.metrics(core.episodes, experience.finished, config.constraints, estimates)
 
     unconstrained = functools.partial(loss, config=config.learner)
     core, fitted = learner.fit(core, config.learner, unconstrained, experience, targets)

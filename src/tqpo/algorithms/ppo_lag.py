@@ -5,7 +5,7 @@
 | λ | `dual.multiplier` | [K] |
 | J_C | `dual.tracked` | [K] mean cost of the last `episode_window` episodes |
 | V_C | head `cost_value` | [K], in units of cost/cost_scale |
-| A_C | `Targets.cost_advantage` | [T, B, K], the sign that descends cost: −GAE |
+| A_C | `Targets.constraint_advantage` | [T, B, K], the sign that descends cost: −GAE |
 | K_I | `dual.gain` | |
 
 `safety` of a constraint is the level at which its quantile is reported; nothing here acts on it.
@@ -18,13 +18,10 @@ so that batches which finish few episodes or none are no special case.
 import functools
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
 from tqpo.algorithms import dual, episodes, learner, ppo
-from tqpo.algorithms.dual import DualConfig, DualState
+from tqpo.algorithms.dual import DualConfig, DualState, Tilt
 from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
 from tqpo.algorithms.settings import Constraint, check_constraints, settings
-from tqpo.maths.multiplier import Tilt
 from tqpo.networks import Head
 from tqpo.types import Array, Key, Spec
 
@@ -44,20 +41,14 @@ class State(NamedTuple):
 class Targets(NamedTuple):
     advantage: Array  # [...]
     value: Array  # [...]
-    cost_advantage: Array  # [..., K] ascends safety
+    constraint_advantage: Array  # [..., K] ascends safety
     cost_value: Array  # [..., K]
 
 
-def loss(outputs, log_prob, sample, targets: Targets, lam: Array, config: Config) -> tuple[Array, dict]:
+def loss(outputs, log_prob, sample, targets: Targets, multiplier: Array, config: Config) -> tuple[Array, dict]:
     """−penalised surrogate + value losses."""
-    ratio = jnp.exp(log_prob - sample.log_prob)
-    objective, parts = ppo.penalised_surrogate(
-        ratio, targets.advantage, targets.cost_advantage, lam, config.learner.clip
-    )
-    rest, value_parts = ppo.reward_loss(outputs, targets.value, config.learner)
-    cost_value = ppo.cost_value_loss(outputs.heads["cost_value"], targets.cost_value)
-    total = rest + config.learner.cost_value_coef * cost_value - objective
-    return total, parts | value_parts | {"cost_value_loss": cost_value}
+    cost_value = outputs.heads["cost_value"]
+    return ppo.lagrangian_loss(outputs, log_prob, sample, targets, cost_value, multiplier, config.learner)
 
 
 def check(config: Config, env: Spec) -> None:
@@ -86,11 +77,11 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
         config.learner,
     )
 
-    found = episodes.estimate(core.episodes, constraints)
-    duals, dual_metrics = dual.step(state.dual, found, constraints, config.dual, core.iteration)
+    estimates = episodes.estimate(core.episodes, constraints)
+    duals, dual_metrics = dual.step(state.dual, estimates, constraints, config.dual, core.iteration)
 
     targets = Targets(advantage, value, -cost_advantage, cost_value)
-    metrics = episodes.metrics(core.episodes, experience.finished, constraints, found) | dual_metrics
-    lagrangian = functools.partial(loss, lam=duals.multiplier, config=config)
+    metrics = episodes.metrics(core.episodes, experience.finished, constraints, estimates) | dual_metrics
+    lagrangian = functools.partial(loss, multiplier=duals.multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
     return State(core, duals), metrics | fitted

@@ -9,11 +9,10 @@ import dataclasses
 from typing import Any
 
 from tqpo.algorithms import ALGORITHMS, ppo, ppo_lag, qcpo, tqpo
-from tqpo.algorithms.dual import DualConfig
+from tqpo.algorithms.dual import DualConfig, Tilt
 from tqpo.algorithms.learner import LearnerConfig
 from tqpo.algorithms.settings import Constraint, field_names, replace
 from tqpo.errors import UnknownNameError
-from tqpo.maths.multiplier import Tilt
 from tqpo.maths.schedule import ThreeTimescales
 from tqpo.networks import NetworkSpec
 

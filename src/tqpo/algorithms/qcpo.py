@@ -12,7 +12,7 @@ by how the tail's density changes from one state to the next.
 | Ã_{1−ε} | `Targets.constraint_advantage` | [T, B, K], ascends safety |
 | λ | `dual.multiplier` | [K], by the episode-cost quantile; λ_0 = 0 |
 
-A mean constraint uses the GAE of the mean of the quantiles instead. `dual.tilt` gives the ablation "QCPO (tilt)".
+A mean constraint uses the GAE of the mean of the quantiles instead. With `dual.tilt` it is TQPO's ablation "QCPO (tilt)".
 
 Departures from the paper: those of its authors' code (github.com/wyjung0625/QCPO) — the density ratio is normalised by 5
 standard deviations over the batch, clipped to ±½ and used as 1 + log ratio; the quantile GAE uses only the target
@@ -26,14 +26,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tqpo.algorithms import dual, episodes, learner, ppo
-from tqpo.algorithms.dual import DualConfig, DualState
+from tqpo.algorithms import dual, episodes, learner, ppo, tqpo
+from tqpo.algorithms.dual import DualConfig, DualState, Tilt
 from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
-from tqpo.algorithms.settings import Constraint, check_constraints, require, settings, static
+from tqpo.algorithms.settings import Constraint, check_constraints, settings
 from tqpo.maths import quantile, weibull
-from tqpo.maths.multiplier import Tilt
 from tqpo.networks import Head
 from tqpo.types import Array, Key, Spec
+
+N_QUANTILES = 25
+TAIL_FROM = 0.7  # the Weibull is fitted to the quantiles from this level on
 
 
 @settings
@@ -41,10 +43,6 @@ class Config:
     learner: LearnerConfig = LearnerConfig()
     constraints: tuple[Constraint, ...] = (Constraint(),)
     dual: DualConfig = DualConfig(initial_multiplier=0.0, tilt=Tilt.NONE, max_step=float("inf"))
-    n_quantiles: int = static(default=25)
-    tail_from: float = 0.7  # the Weibull is fitted to the quantiles from this level on
-    quantile_coef: float = 1.0  # weight of the quantile-Huber loss
-    tail_coef: float = 1.0  # weight of the Weibull tail's loss
 
 
 class State(NamedTuple):
@@ -60,12 +58,12 @@ class Targets(NamedTuple):
     quantiles: Array  # [..., K, N] one-step targets c + γ·q_τ(s')
 
 
-def quantile_levels(n: int) -> Array:
+def quantile_levels(n: int = N_QUANTILES) -> Array:
     """τ_i = (i + ½)/n."""
     return (jnp.arange(n) + 0.5) / n
 
 
-def level_index(safety: Array, n: int) -> Array:
+def level_index(safety: Array, n: int = N_QUANTILES) -> Array:
     """The quantile that stands for level 1 − ε: ⌊n(1−ε) − ½⌋, kept inside; 0.9 counts as 0.9 in float32 too."""
     return jnp.clip(jnp.floor(n * safety - 0.5 + 1e-4), 0, n - 1).astype(int)
 
@@ -80,7 +78,7 @@ def at_level(quantiles: Array, index: Array) -> Array:
 def quantile_advantage(experience: learner.Experience, cost: Array, config: Config) -> Array:
     """Ã = w·GAE of the quantile at level 1 − ε, w = 1 + normalised log ratio of the tail densities, [T, B, K]."""
     values, next_values = experience.values, experience.next_values
-    index = level_index(episodes.levels(config.constraints), config.n_quantiles)
+    index = level_index(episodes.levels(config.constraints))
     now, later = (at_level(v["quantiles"], index) for v in (values, next_values))
     advantage, _ = learner.cost_targets(experience, cost, now, later, config.learner)
     log_ratio = weibull.log_density_ratio(
@@ -100,40 +98,27 @@ def quantile_targets(experience: learner.Experience, cost: Array, config: Config
     return cost[..., None] + config.learner.cost_discount * follows * experience.next_values["quantiles"]
 
 
-def loss(outputs, log_prob, sample, targets: Targets, lam: Array, config: Config) -> tuple[Array, dict]:
+def loss(outputs, log_prob, sample, targets: Targets, multiplier: Array, config: Config) -> tuple[Array, dict]:
     """−penalised surrogate + value losses + quantile-Huber loss + the Weibull tail's loss."""
-    ratio = jnp.exp(log_prob - sample.log_prob)
-    objective, parts = ppo.penalised_surrogate(
-        ratio, targets.advantage, targets.constraint_advantage, lam, config.learner.clip
-    )
-    rest, value_parts = ppo.reward_loss(outputs, targets.value, config.learner)
-    heads, taus = outputs.heads, quantile_levels(config.n_quantiles)
-    cost_value = ppo.cost_value_loss(heads["quantiles"].mean(-1), targets.cost_value)
+    heads, taus = outputs.heads, quantile_levels()
+    cost_value = heads["quantiles"].mean(-1)
+    total, parts = ppo.lagrangian_loss(outputs, log_prob, sample, targets, cost_value, multiplier, config.learner)
     huber = quantile.quantile_huber_loss(heads["quantiles"], targets.quantiles, taus)
-    tail = weibull.tail_loss(heads["scale"], heads["shape"], heads["quantiles"], taus, config.tail_from)
-    total = rest + config.learner.cost_value_coef * cost_value - objective
-    total += config.quantile_coef * huber + config.tail_coef * tail
-    losses = {"cost_value_loss": cost_value, "quantile_loss": huber, "tail_loss": tail}
-    return total, parts | value_parts | losses
+    tail = weibull.tail_loss(heads["scale"], heads["shape"], heads["quantiles"], taus, TAIL_FROM)
+    return total + huber + tail, parts | {"quantile_loss": huber, "tail_loss": tail}
 
 
 def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     dual.check(config.dual)
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
-    n = config.n_quantiles
-    require(n >= 2, f"n_quantiles = {n}: at least 2")
-    require(
-        0 < config.tail_from <= (n - 0.5) / n,
-        f"tail_from = {config.tail_from}: above 0 and at most the highest level, {(n - 0.5) / n}",
-    )
 
 
 def init(key: Key, env: Spec, config: Config) -> State:
     k = len(config.constraints)
     heads = {
         "value": Head(),
-        "quantiles": Head((k, config.n_quantiles), "exp"),
+        "quantiles": Head((k, N_QUANTILES), "exp"),
         "shape": Head((k,), "4sigmoid"),
         "scale": Head((k,), "exp"),
     }
@@ -157,10 +142,10 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
         quantile_targets(experience, cost, config),
     )
 
-    found = episodes.estimate(core.episodes, constraints)
-    duals, dual_metrics = dual.step(state.dual, found, constraints, config.dual, core.iteration)
+    estimates = episodes.estimate(core.episodes, constraints)
+    duals, dual_metrics = dual.step(state.dual, estimates, constraints, config.dual, core.iteration, tqpo.tilt)
 
-    metrics = episodes.metrics(core.episodes, experience.finished, constraints, found) | dual_metrics
-    lagrangian = functools.partial(loss, lam=duals.multiplier, config=config)
+    metrics = episodes.metrics(core.episodes, experience.finished, constraints, estimates) | dual_metrics
+    lagrangian = functools.partial(loss, multiplier=duals.multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
     return State(core, duals), metrics | fitted

@@ -1,31 +1,26 @@
 """TQPO: Tilted Quantile Policy Optimization (Li, Ruan, Geng, AAAI 2025), max V s.t. the (1−ε)-quantile of C is ≤ d.
 
-| paper | here | |
-|---|---|---|
-| θ, φ | `learner.network` | policy and value weights |
-| C(s_i, π) (Eq. 8) | `cost_return` | [T, B, K] GAE(γ, λ_GAE) estimate of the discounted cost to go, in cost/cost_scale |
-| q̂, q_k (Eqs. 9, 17a) | `q_hat`, `State.q` | [K] quantile of `cost_return` over the last `step_window` steps, at `aimed_level` |
-| I(C ≥ q_k) | `exceeds` | [T, B, K] |
-| −I(C ≥ q_k)·scale/ε (Eq. 16, sign corrected) | `Targets.constraint_advantage` | [T, B, K] |
-| A (Eq. 16) | the sum inside `ppo.penalised_surrogate` | |
-| L_θ (Eq. 15) | `loss` | |
-| q_{1−ε} in λ's step (Eq. 13) | `dual.tracked` | [K] quantile of the undiscounted *episode cost*, last `episode_window` episodes |
-| F_q(d), η₊, η₋ (Eq. 14) | `share_below`, `tilt_up`, `tilt_down` | [K] |
-| λ | `dual.multiplier` | [K] |
-| α_k, β_k, η_k (Eq. 17) | `dual.alpha`, `learner.learning_rate`, `dual.gain`, with exponents | |
-| 1−ε, d, δ | `constraints[k].safety`, `.limit`, `dual.delta` | |
-| p(s), not in the paper | head `exceeds` | [K] Pr[C(s) ≥ q_k], a baseline for the indicator |
+| Eq. | paper | here | |
+|---|---|---|---|
+| 7–8 | ∇q by the likelihood ratio | `quantile_advantage` | [T, B, K] |
+| 8 | C(s_i, π) | `cost_return` | [T, B, K] discounted cost to go, GAE estimate, in cost/cost_scale |
+| 3, 9, 17a | q̂, q_k | `q_hat`, `State.q`, `dual.track` | [K] quantile of `cost_return` over the last `step_window` steps |
+| 10–11 | V − λ(q − d) | `ppo.penalised_surrogate` | divided by 1 + λ |
+| 12–13, 17c | λ ← max(λ + η(q − d), 0) | `dual.step` | [K], by the quantile of the undiscounted *episode cost* |
+| 14 | F_q(d), η₊, η₋ | `share_below`, `tilt_rates`, `tilt` | [K] over the last `quantile_window` quantiles |
+| 15–16, 17b | L_θ, A | `loss`, `Targets` | −λ·I(C ≥ q_k)·scale/ε: the sign corrected |
+| 17 | α_k, β_k, η_k | `dual.alpha`, `learner.learning_rate`, `dual.gain` | with exponents (Assumption 3) |
+| | θ, φ; 1−ε, d, δ | `learner.network`; `constraints[k].safety`, `.limit`; `dual.delta` | |
 
-Departures from the paper, all but the last four as released:
-- The indicator's sign: Eqs. 8–16 as printed punish the safe trajectories (`quantile.quantile_advantage` has the derivation).
-- The limit d and λ's step use the undiscounted episode cost; the gradient's indicator uses the discounted cost to go from each
-  step, against the quantile of that same quantity. Both are logged: `episode_cost_quantile`, `cost_return_quantile`.
+Departures from the paper, as released:
+- The indicator's sign: Eqs. 8–16 as printed punish the safe trajectories (`quantile_advantage` has the derivation).
+- The limit d and λ's step use the undiscounted episode cost; the gradient's indicator uses the discounted cost to go from
+  each step, against the quantile of that same quantity. Both are logged: `episode_cost_quantile`, `cost_return_quantile`.
 - The density f(q) is dropped and the indicator scaled by `indicator_scale`/ε; the objective is divided by 1 + λ; reward and
   constraint terms are clipped apart; λ's step is scaled by a gain and bounded.
-- `baseline` subtracts a learned p(s) from the indicator: the same gradient on average, with less variance.
-- `log_gain` moves log λ (`multiplier.multiplier_step`).
-- `lowest_level` lowers the level of q̂ while the policy is unsafe at a large λ, towards what the policy keeps now.
-- Several constraints at once, mean constraints among them (treated as in PPO-Lagrangian, never tilted).
+
+Ours: several constraints at once, mean constraints among them (as in PPO-Lagrangian, never tilted), and the part of this file
+under "Not in the paper".
 
 Departures from the released code: the tilt adapts (`Tilt.RELEASED` is what its code does: F_q(d) stays 0); one quantile
 convention; GAE runs to the end of the episode or batch (see `ppo`).
@@ -40,14 +35,12 @@ import jax.numpy as jnp
 import optax
 
 from tqpo.algorithms import dual, episodes, learner, ppo
-from tqpo.algorithms.dual import DualConfig, DualState
+from tqpo.algorithms.dual import DualConfig, DualState, Rates, Tilt
 from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
 from tqpo.algorithms.settings import Constraint, check_constraints, require, settings, static
 from tqpo.maths import quantile
 from tqpo.networks import Head
 from tqpo.types import Array, Key, Spec
-
-BASELINES = {"none": "", "separate": "own", "critic": "critic", "stopped": "stopped"}  # → the head's trunk
 
 
 @settings
@@ -56,11 +49,10 @@ class Config:
     constraints: tuple[Constraint, ...] = (Constraint(),)
     dual: DualConfig = DualConfig()
     indicator_scale: float = 0.1  # the indicator counts scale/ε
-    lowest_level: float = 1.0  # at λ_max, q̂'s level follows Pr[C ≤ d] down to this (`aimed_level`); 1: it stays at 1−ε
-    baseline: str = static(default="none")  # p(s): "none", on a "separate" trunk, the "critic"'s, or that "stopped"
-    baseline_coef: float = 1.0  # weight of p's cross-entropy in the loss
+    lowest_level: float = 1.0  # ours: at λ_max, q̂'s level follows Pr[C ≤ d] down to this (`aimed_level`); 1: it stays
+    baseline: str = static(default="none")  # ours: subtract a learned p(s) ≈ Pr[C ≥ q | s] ("separate", its own trunk)
     step_window: int = static(default=100_000)  # steps that q̂ is taken over; those of one batch: no memory
-    step_stride: int = static(default=1)  # every how-manieth step enters that window
+    step_stride: int = static(default=1)  # of these steps, one in so many enters that window
 
 
 class State(NamedTuple):
@@ -78,20 +70,87 @@ class Targets(NamedTuple):
     exceeds: Array  # [..., K] 0 or 1
 
 
-def loss(outputs, log_prob, sample, targets: Targets, lam: Array, config: Config) -> tuple[Array, dict]:
-    """L_θ (Eqs. 15–16), the value losses of φ, and the baseline's cross-entropy."""
-    ratio = jnp.exp(log_prob - sample.log_prob)
-    objective, parts = ppo.penalised_surrogate(
-        ratio, targets.advantage, targets.constraint_advantage, lam, config.learner.clip
+def exceedance(cost: Array | float, q: Array | float) -> Array:
+    """I(C ≥ q), as 0.0 or 1.0. Ties count as unsafe, as in the released code; a continuous cost has none."""
+    return jnp.asarray(cost >= q, float)
+
+
+def quantile_advantage(
+    cost_return: Array,
+    q: Array | float,
+    outage_prob: Array | float,
+    scale: Array | float = 0.1,
+    baseline: Array | None = None,
+) -> Array:
+    """A_C = −(scale/ε)·(I(C ≥ q) − p): what λ multiplies in the advantage (Eqs. 7, 8, 16, sign corrected).
+
+    The policy ascends V − λ·q(θ). From F(q(θ); θ) = 1 − ε follows ∇q = −∇F(q)/f(q) (Eq. 7), and by the likelihood ratio
+    ∇F(q) = ∇E[I(C ≤ q)] = E[I(C ≤ q)·∇log π]. So
+
+        −λ∇q = +(λ/f)·E[I(C ≤ q)·∇log π] = −(λ/f)·E[I(C > q)·∇log π],
+
+    the last step because a score has mean zero. Eqs. 8, 11 and 16 print −λ·I(C ≤ q), which is the opposite of this: Eq. 8
+    writes F as E[I(C ≥ q)]. The density f is dropped (it is positive), and 1/ε, the inverse of the indicator's mean, keeps
+    the size of the term the same at every level.
+
+    `baseline` p(s) ≈ Pr[C ≥ q | s] leaves the gradient's mean alone, again because a score has mean zero.
+    """
+    excess = exceedance(cost_return, q) - (0.0 if baseline is None else baseline)
+    return -scale / outage_prob * excess
+
+
+def constraint_advantage(cost_return: Array, cost_advantage: Array, q: Array, p: Array | None, config: Config) -> Array:
+    """What λ multiplies in A (Eq. 16) [T, B, K]; for a mean constraint minus the cost advantage."""
+    outage = 1.0 - episodes.levels(config.constraints)  # ε, [K]
+    by_quantile = quantile_advantage(cost_return, q, outage, config.indicator_scale, p)
+    return jnp.where(episodes.bounds_quantile(config.constraints), by_quantile, -cost_advantage)
+
+
+def share_below(window: quantile.Window, limit: Array | float) -> Array:
+    """F_q(d): the share of recent quantiles below the limit (Eq. 14); 0 while the window is empty.
+
+    Windows [..., N] and limits [...] go together, one per constraint. It counts from the first quantile on: the released code
+    waits for a 101st in a window of 100.
+    """
+    below = quantile.window_mask(window) & (window.values < jnp.asarray(limit)[..., None])
+    return below.sum(-1) / jnp.maximum(window.count, 1)
+
+
+def tilt_rates(
+    kind: Array | float,
+    share_below: Array | float,
+    delta: Array | float,
+    fixed_up: Array | float = 0.2,
+    fixed_down: Array | float = 0.8,
+) -> tuple[Array, Array]:
+    """η₊ = (F_q(d) + δ)/(1 + δ) and η₋ = (1 − F_q(d) + δ)/(1 + δ) (Eq. 14), or a variant of them.
+
+    `kind` is a `Tilt` and may be traced. The released pair is Eq. 14 at F_q(d) = 0: (δ/(1 + δ), 1).
+    """
+    share = jnp.where(kind == Tilt.RELEASED, 0.0, share_below)
+    up, down = (share + delta) / (1 + delta), (1 - share + delta) / (1 + delta)
+    none, fixed = jnp.equal(kind, Tilt.NONE), jnp.equal(kind, Tilt.FIXED)
+    return (
+        jnp.where(none, 1.0, jnp.where(fixed, fixed_up, up)),
+        jnp.where(none, 1.0, jnp.where(fixed, fixed_down, down)),
     )
-    rest, value_parts = ppo.reward_loss(outputs, targets.value, config.learner)
-    cost_value = ppo.cost_value_loss(outputs.heads["cost_value"], targets.cost_value)
-    parts |= value_parts | {"cost_value_loss": cost_value}
-    total = rest + config.learner.cost_value_coef * cost_value - objective
+
+
+def tilt(recent: quantile.Window, constraints: tuple[Constraint, ...], config: DualConfig) -> Rates:
+    """η₊ and η₋ of each constraint, by its recent quantiles; a mean constraint has no tilt."""
+    below = share_below(recent, episodes.limits(constraints))
+    kind = jnp.where(episodes.bounds_quantile(constraints), config.tilt, Tilt.NONE)
+    return Rates(*tilt_rates(kind, below, config.delta, config.fixed_up, config.fixed_down), below)
+
+
+def loss(outputs, log_prob, sample, targets: Targets, multiplier: Array, config: Config) -> tuple[Array, dict]:
+    """L_θ (Eqs. 15–16) and the value losses of φ; with the baseline also its cross-entropy."""
+    cost_value = outputs.heads["cost_value"]
+    total, parts = ppo.lagrangian_loss(outputs, log_prob, sample, targets, cost_value, multiplier, config.learner)
     if config.baseline != "none":
         entropy = optax.sigmoid_binary_cross_entropy(outputs.heads["exceeds"], targets.exceeds)
         parts["baseline_loss"] = entropy.mean()
-        total += config.baseline_coef * parts["baseline_loss"]
+        total += parts["baseline_loss"]
     return total, parts
 
 
@@ -105,7 +164,10 @@ def push_steps(steps: quantile.Window, cost_return: Array, stride: int) -> quant
     return quantile.Window(jnp.where(ok[:, None], values, steps.values), jnp.where(ok, count, steps.count))
 
 
-def aimed_level(found: episodes.Estimates, multiplier: Array, config: Config) -> Array:
+# Not in the paper: the level that q̂ is taken at. (The learned baseline p(s) of the indicator is the head `exceeds`.)
+
+
+def aimed_level(estimates: episodes.Estimates, multiplier: Array, config: Config) -> Array:
     """[K] the level whose quantile the indicator is taken at: 1−ε, or Pr[C ≤ d] while that is lower and λ is large.
 
     Where one episode in ten is safe, the worst 5 % of steps say little about which episodes are not. For episode costs, I(C > q) at
@@ -116,22 +178,15 @@ def aimed_level(found: episodes.Estimates, multiplier: Array, config: Config) ->
     """
     share_of_max = multiplier / jnp.maximum(config.dual.max_multiplier, 1e-6)  # a bound of 0 keeps λ at 0
     lowest = 1.0 - (1.0 - config.lowest_level) * jnp.minimum(share_of_max, 1.0)
-    kept = jnp.where(found.n_episodes > 0, found.safety_prob, 1.0)  # nothing is known yet
+    kept = jnp.where(estimates.n_episodes > 0, estimates.safety_prob, 1.0)  # nothing is known yet
     return jnp.minimum(episodes.levels(config.constraints), jnp.maximum(kept, lowest))
-
-
-def constraint_advantage(cost_return: Array, cost_advantage: Array, q: Array, p: Array | None, config: Config) -> Array:
-    """What λ multiplies in A (Eq. 16): −(scale/ε)·(I(C ≥ q) − p), or minus the cost advantage for a mean constraint."""
-    outage = 1.0 - episodes.levels(config.constraints)  # ε, [K]
-    by_quantile = quantile.quantile_advantage(cost_return, q, outage, config.indicator_scale, p)
-    return jnp.where(episodes.bounds_quantile(config.constraints), by_quantile, -cost_advantage)
 
 
 def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     dual.check(config.dual)
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
-    require(config.baseline in BASELINES, f"baseline = {config.baseline!r}: one of {', '.join(BASELINES)}")
+    require(config.baseline in ("none", "separate"), f"baseline = {config.baseline!r}: none or separate")
     require(0 <= config.lowest_level <= 1, f"lowest_level = {config.lowest_level}: from 0 to 1")
     require(
         config.lowest_level == 1 or math.isfinite(config.dual.max_multiplier),
@@ -148,7 +203,7 @@ def init(key: Key, env: Spec, config: Config) -> State:
     k = len(config.constraints)
     heads = {"value": Head(), "cost_value": Head((k,))}
     if config.baseline != "none":
-        heads["exceeds"] = Head((k,), trunk=BASELINES[config.baseline])  # a logit
+        heads["exceeds"] = Head((k,), trunk="own")  # a logit
     empty = quantile.window_init(config.step_window)
     return State(
         learner.init(key, env, config.learner, heads),
@@ -174,13 +229,13 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     # q_{k+1} = q_k + α_k(q̂ − q_k)   (17a)
     steps = push_steps(state.steps, cost_return, config.step_stride)
     mask = quantile.window_mask(steps)
-    found = episodes.estimate(core.episodes, constraints)
-    level = aimed_level(found, state.dual.multiplier, config)
+    estimates = episodes.estimate(core.episodes, constraints)
+    level = aimed_level(estimates, state.dual.multiplier, config)
     q_hat = jax.vmap(quantile.empirical_quantile)(steps.values, level, mask)
     q = dual.track(state.q, q_hat, config.dual, core.iteration, state.steps.count > 0)
 
     # λ_{k+1} = max(λ_k + η_k(q − d), 0), η_k tilted by F_q(d)   (13, 14, 17c)
-    duals, dual_metrics = dual.step(state.dual, found, constraints, config.dual, core.iteration)
+    duals, dual_metrics = dual.step(state.dual, estimates, constraints, config.dual, core.iteration, tilt)
 
     # θ_{k+1}, φ_{k+1}: epochs of L_θ and of the value losses   (15, 16, 17b)
     p = jax.nn.sigmoid(values["exceeds"]) if config.baseline != "none" else None
@@ -189,11 +244,11 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
         value,
         constraint_advantage(cost_return, cost_advantage, q, p, config),
         cost_return,
-        quantile.exceedance(cost_return, q),
+        exceedance(cost_return, q),
     )
 
-    metrics = episodes.metrics(core.episodes, experience.finished, constraints, found) | dual_metrics
-    lagrangian = functools.partial(loss, lam=duals.multiplier, config=config)
+    metrics = episodes.metrics(core.episodes, experience.finished, constraints, estimates) | dual_metrics
+    lagrangian = functools.partial(loss, multiplier=duals.multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
     metrics |= {"cost_return_quantile": q, "indicator_level": level, "exceed_share": targets.exceeds.mean((0, 1))}
     return State(core, duals, q, steps), metrics | fitted

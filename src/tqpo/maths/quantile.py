@@ -1,4 +1,4 @@
-"""Quantiles of episode costs: from samples, tracked over iterations, and as an advantage for the policy.
+"""Quantiles: from samples, by regression, and the windows of past values that they are taken over.
 
 One convention everywhere (the released code has two): the quantile at level p is inf{x : F(x) ≥ p}
 (paper Eq. 3).
@@ -29,40 +29,6 @@ def empirical_quantile(values: Array, level: Array | float, mask: Array | None =
     ordered = jnp.sort(jnp.where(mask, values, jnp.inf))
     last = jnp.maximum(n.astype(int) - 1, 0)
     return jnp.where(n > 0, ordered[jnp.clip(rank - 1, 0, last)], 0.0)
-
-
-def track_quantile(q: Array | float, q_hat: Array | float, alpha: Array | float) -> Array:
-    """q_{k+1} = q_k + α·(q̂ − q_k) (paper Eq. 9); α = 1 is the released code's hard update."""
-    return jnp.asarray(q + alpha * (q_hat - q))
-
-
-def exceedance(cost: Array | float, q: Array | float) -> Array:
-    """I(C ≥ q), as 0.0 or 1.0. Ties count as unsafe, as in the released code; a continuous cost has none."""
-    return jnp.asarray(cost >= q, float)
-
-
-def quantile_advantage(
-    cost_return: Array,
-    q: Array | float,
-    outage_prob: Array | float,
-    scale: Array | float = 0.1,
-    baseline: Array | None = None,
-) -> Array:
-    """A_C = −(scale/ε)·(I(C ≥ q) − p): what λ multiplies in the advantage (paper Eq. 16, sign corrected).
-
-    The policy ascends V − λ·q(θ). From F(q(θ); θ) = 1 − ε follows ∇q = −∇F(q)/f(q) (paper Eq. 7), and by the
-    likelihood ratio ∇F(q) = ∇E[I(C ≤ q)] = E[I(C ≤ q)·∇log π]. So
-
-        −λ∇q = +(λ/f)·E[I(C ≤ q)·∇log π] = −(λ/f)·E[I(C > q)·∇log π],
-
-    the last step because a score has mean zero. Eqs. 8, 11 and 16 print −λ·I(C ≤ q), which is the opposite of
-    this: Eq. 8 writes F as E[I(C ≥ q)]. The density f is dropped (it is positive), and 1/ε, the inverse of
-    the indicator's mean, keeps the size of the term the same at every level.
-
-    `baseline` p(s) ≈ Pr[C ≥ q | s] leaves the gradient's mean alone, again because a score has mean zero.
-    """
-    excess = exceedance(cost_return, q) - (0.0 if baseline is None else baseline)
-    return -scale / outage_prob * excess
 
 
 def safety_probability(costs: Array, limit: Array | float, mask: Array | None = None) -> Array:

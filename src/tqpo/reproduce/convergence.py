@@ -31,9 +31,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tqpo.algorithms.dual import Tilt, multiplier_step, track_quantile
+from tqpo.algorithms.ppo import penalised
+from tqpo.algorithms.tqpo import quantile_advantage, share_below, tilt_rates
 from tqpo.maths import gaussian
-from tqpo.maths.multiplier import Tilt, multiplier_step, penalised, share_below, tilt_rates
-from tqpo.maths.quantile import Window, empirical_quantile, quantile_advantage, track_quantile, window_init, window_push
+from tqpo.maths.quantile import Window, empirical_quantile, window_init, window_push
 from tqpo.maths.schedule import ThreeTimescales
 from tqpo.provenance import provenance
 from tqpo.types import Array, Key

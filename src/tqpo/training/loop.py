@@ -84,7 +84,7 @@ def resume(path: str | os.PathLike, host: Host | None = None) -> store.Run:
     """Goes on with a job where its last good checkpoint left it."""
     folder = store.open_run(path, write=True)
     job = Job.from_description(folder.config)
-    if plain(job.describe()) != plain(folder.config):
+    if not agree(plain(job.describe()), plain(folder.config)):
         folder.close()
         raise ConfigError(
             f"{folder.folder} was begun with other settings than this version derives from its config.json"
@@ -98,6 +98,13 @@ def resume(path: str | os.PathLike, host: Host | None = None) -> store.Run:
         raise
     state, iteration = (found[0], int(found[1]["iteration"])) if found else (state, 0)
     return _train(job, group, folder, state, iteration, host or Host())
+
+
+def agree(derived: Any, begun: Any) -> bool:
+    """Whether two settings are the same where both have them; a version may have dropped some and added others."""
+    if isinstance(derived, dict) and isinstance(begun, dict):
+        return all(agree(derived[name], begun[name]) for name in derived.keys() & begun.keys())
+    return derived == begun
 
 
 def plain(value: Any) -> Any:

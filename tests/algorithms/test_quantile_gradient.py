@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tqpo.algorithms.tqpo import exceedance, quantile_advantage
 from tqpo.maths import gaussian
-from tqpo.maths.quantile import exceedance, quantile_advantage
 
 THETA, SIGMA, NOISE = 0.7, 0.5, 1.2
 SPREAD = np.hypot(SIGMA, NOISE)
