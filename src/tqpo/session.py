@@ -20,6 +20,7 @@ from tqpo import evaluation, networks, statistics, store
 from tqpo.acting import ActorPolicy, Policy, Progress, Totals
 from tqpo.algorithms.settings import Constraint
 from tqpo.envs import Task
+from tqpo.envs.budget import Budgeted, BudgetedTwin, unwrapped
 from tqpo.errors import ConfigError, Interrupted, StoreError, TqpoError
 from tqpo.job import Job
 from tqpo.live import View
@@ -304,6 +305,11 @@ def load_policies(folder: store.Run) -> dict[int, ActorPolicy]:
     return {seed: jax.tree.map(lambda x, i=i: x[i], stacked) for i, seed in enumerate(description["seeds"])}
 
 
+def with_budget(env: Spec, make_twin: Callable[[], Any]) -> Callable[[], Any]:
+    """What makes a twin that shows its budget where the environment does."""
+    return eqx.Partial(BudgetedTwin, make_twin, env.budget) if isinstance(env, Budgeted) else make_twin
+
+
 def constraints(job: Job) -> tuple[Constraint, ...]:
     """Those that a policy is judged by."""
     return job.asked()
@@ -325,15 +331,16 @@ def evaluate_run(
     job = Job.from_description(folder.config)
     env = job.env()
     totals, faults = {}, []
-    ours = isinstance(env, Task)
+    task = unwrapped(env)
+    ours = isinstance(task, Task)
     if physics not in (("jax", "mujoco") if ours else ("jax",)):
         raise ConfigError(f"physics = {physics!r}: {'jax or mujoco' if ours else f'{job.task} has its own'}")
     for seed, policy in load_policies(folder).items():
         key = evaluation_key(seed)
-        if physics == "mujoco" and isinstance(env, Task):
+        if physics == "mujoco" and isinstance(task, Task):
             from tqpo.envs.mujoco import MujocoTask
 
-            make_twin = eqx.Partial(MujocoTask, env.config)
+            make_twin = with_budget(env, eqx.Partial(MujocoTask, task.config))
             found = evaluation.run_episodes_host(
                 make_twin,
                 policy,

@@ -150,6 +150,7 @@ def conclude(folder, episodes: int, quiet: bool) -> None:
     """The end of training: evaluation, figures, video, page, and where they are."""
     from tqpo import finish
     from tqpo.envs import Task
+    from tqpo.envs.budget import unwrapped
     from tqpo.session import Job
 
     with progress("evaluating", hidden=quiet) as tick:
@@ -157,7 +158,7 @@ def conclude(folder, episodes: int, quiet: bool) -> None:
         found = finish.add_evaluation(folder, episodes, "jax", False, tick)
     finish.write_plots([folder], folder.folder / "plots")
     written = {"report": folder.folder / "report.html", "run": folder.folder}
-    if isinstance(Job.from_description(folder.config).env(), Task):
+    if isinstance(unwrapped(Job.from_description(folder.config).env()), Task):
         written["video"] = finish.write_episode(folder, folder.folder / "episode.gif")
     finish.write_page(folder, written["report"])
     show_evaluation(found)
