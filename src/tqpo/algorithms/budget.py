@@ -159,7 +159,7 @@ def check(config: Config, env: Spec) -> None:
 def init(key: Key, env: Spec, config: Config) -> State:
     k = len(config.constraints)
     heads = {"value": Head(), "cost_value": Head((k,)), "outage": Head((k,), trunk="own")}
-    return State(learner.init(key, env, config.learner, heads), jnp.full(k, LOG_START))
+    return State(learner.init(key, env, config.learner, heads), jnp.full(k, LOG_START, float))
 
 
 def learn(state: State, experience: Experience, config: Config) -> tuple[State, dict[str, Array]]:
