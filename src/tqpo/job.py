@@ -162,7 +162,7 @@ def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: {k: fix(v) for k, v in fields.get(name, {}).items()} for name in ("settings", "task_settings")}
 
 
-def observed(env: Spec, constraints: tuple[Constraint, ...]) -> Spec:
+def observed(env: Spec, constraints: tuple[Constraint, ...]) -> Budgeted:
     """The environment with its budget in view: what is left of each limit on a probability."""
     if not isinstance(env, Env):
         raise ConfigError("observe_budget = True: for environments in JAX only; set observe_budget=false")
