@@ -53,7 +53,9 @@ def test_every_preset_builds_and_keeps_its_state_in_shape(name, kind, algorithm)
     after, metrics = jax.eval_shape(lambda s: algorithms.update(base_of(algorithm), s, ENV, config), state)
     assert describe(after) == describe(state)
     assert {"return_mean", "episode_cost_quantile", "safety_prob", "loss", "kl", "skipped"} <= set(metrics)
-    if algorithm != "ppo":
+    if algorithm == "budget":
+        assert {"multiplier", "aimed_outage"} <= set(metrics)
+    elif algorithm != "ppo":
         assert {"multiplier", "tilt_up", "tilt_down", "share_below"} <= set(metrics)
 
 
@@ -64,6 +66,7 @@ def test_every_preset_builds_and_keeps_its_state_in_shape(name, kind, algorithm)
         ("paper", "ppo-lag", "lstm"),
         ("paper", "qcpo", "mlp"),
         ("fast", "tqpo", "lstm"),
+        ("fast", "budget", "mlp"),
     ],
 )
 def test_updates_learn_something_finite(name, algorithm, kind):

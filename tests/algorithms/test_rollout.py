@@ -116,10 +116,13 @@ def test_episode_costs_are_carried_across_batches():
     total, ends = np.zeros((B, 3)), []
     for seen in (one, two):
         batch, cut = seen.batch, seen.batch.terminated | seen.batch.truncated
-        state, finished = add(state, batch.reward, batch.cost, cut, B * 12)
-        new = []
+        earlier = state
+        state, finished, after = add(state, batch.reward, batch.cost, cut, B * 12)
+        before, new = episodes.cost_before(earlier, after, cut), []
         for t, b in np.ndindex(*cut.shape):
+            np.testing.assert_array_equal(before[t, b], total[b, 1:])
             total[b] += [batch.reward[t, b], *batch.cost[t, b]]
+            np.testing.assert_array_equal(after[t, b], total[b, 1:])
             if cut[t, b]:
                 new.append(total[b].copy())
                 total[b] = 0

@@ -6,11 +6,11 @@ Every module has `Config`, `State`, `check(config, env)`, `init(key, env, config
 from types import ModuleType
 from typing import Any
 
-from tqpo.algorithms import learner, ppo, ppo_lag, qcpo, tqpo
+from tqpo.algorithms import budget, learner, ppo, ppo_lag, qcpo, tqpo
 from tqpo.errors import UnknownNameError
 from tqpo.types import Array, Env
 
-ALGORITHMS = {"ppo": ppo, "ppo-lag": ppo_lag, "qcpo": qcpo, "tqpo": tqpo}
+ALGORITHMS = {"ppo": ppo, "ppo-lag": ppo_lag, "qcpo": qcpo, "tqpo": tqpo, "budget": budget}
 
 
 def get(name: str) -> ModuleType:

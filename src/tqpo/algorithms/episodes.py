@@ -45,14 +45,23 @@ def init(n_envs: int, n_costs: int, window: int) -> Episodes:
     return Episodes(jnp.zeros((n_envs, 1 + n_costs)), recent)
 
 
-def add(episodes: Episodes, reward: Array, cost: Array, cut: Array, most: int) -> tuple[Episodes, Finished]:
-    """Adds a batch [T, B] in which at most `most` episodes end."""
+def add(episodes: Episodes, reward: Array, cost: Array, cut: Array, most: int) -> tuple[Episodes, Finished, Array]:
+    """Adds a batch [T, B] in which at most `most` episodes end; also the episode's cost up to and with each step, [T, B, C]."""
     x = jnp.concatenate([reward[..., None], cost], -1)  # [T, B, 1 + C]
     running, totals = returns.accumulate_episodes(episodes.running, x, cut)
     (at,) = jnp.nonzero(cut.reshape(-1), size=most, fill_value=0)  # time-major: in the order they ended
     finished = Finished(totals.reshape(-1, totals.shape[-1])[at], jnp.arange(most) < cut.sum())
     push = jax.vmap(quantile.window_push, in_axes=(0, 1, None))
-    return Episodes(running, push(episodes.recent, finished.totals, finished.mask)), finished
+    return Episodes(running, push(episodes.recent, finished.totals, finished.mask)), finished, totals[..., 1:]
+
+
+def cost_before(episodes: Episodes, cost_after: Array, cut: Array) -> Array:
+    """[T, B, C] the episode's cost before each step: that after the step before it, or 0 where an episode begins.
+
+    `episodes` is as it was before the batch. Nothing is subtracted, so the two agree to the last bit.
+    """
+    begun = jnp.where(cut[:-1, :, None], 0.0, cost_after[:-1])
+    return jnp.concatenate([episodes.running[None, :, 1:], begun])
 
 
 def limits(constraints: tuple[Constraint, ...]) -> Array:

@@ -29,6 +29,8 @@ class LearnerConfig:
     n_steps: int = static(default=1000)  # T, per environment and iteration
     epochs: int = static(default=4)
     minibatches: int = static(default=4)
+    observe_budget: bool = static(default=False)  # the observation shows what is left of each limit (`envs.budget`)
+    end_at_limit: bool = static(default=False)  # and an episode ends where a limit is reached
     segment: int = static(default=100)  # steps of back-propagation through time (lstm)
     episode_window: int = static(default=100)  # finished episodes that statistics are taken over
     bootstrap_timeouts: bool = static(default=True)  # False: a time-out ends the return
@@ -69,6 +71,8 @@ class Experience(NamedTuple):
     cut: Array  # [T, B] the last step of an episode, for whatever reason
     ended: Array  # [T, B] where nothing follows: terminated, or any cut if time-outs count as ends
     finished: episodes.Finished
+    episode_cost_before: Array  # [T, B, C] the episode's cost so far, before this step
+    episode_cost: Array  # [T, B, C] and with it
 
 
 class Sample(NamedTuple):
@@ -162,9 +166,10 @@ def examine(
     if values is None:
         values, next_values = _values(state, batch, config, most)
     cut = batch.terminated | batch.truncated
-    now, finished = episodes.add(state.episodes, batch.reward, batch.cost, cut, most)
+    now, finished, after = episodes.add(state.episodes, batch.reward, batch.cost, cut, most)
+    before = episodes.cost_before(state.episodes, after, cut)
     ended = batch.terminated if config.bootstrap_timeouts else cut
-    return state._replace(episodes=now), Experience(seen, values, next_values, cut, ended, finished)
+    return state._replace(episodes=now), Experience(seen, values, next_values, cut, ended, finished, before, after)
 
 
 def _values(

@@ -8,7 +8,7 @@ the same four with λ's steps in log λ alone, for a laptop as for a GPU.
 import dataclasses
 from typing import Any
 
-from tqpo.algorithms import ALGORITHMS, ppo, ppo_lag, qcpo, tqpo
+from tqpo.algorithms import ALGORITHMS, budget, ppo, ppo_lag, qcpo, tqpo
 from tqpo.algorithms.dual import DualConfig, Tilt
 from tqpo.algorithms.learner import LearnerConfig
 from tqpo.algorithms.settings import Constraint, field_names, replace
@@ -74,6 +74,7 @@ def of_all(
         "ppo-lag": ppo_lag.Config(learner=learner, constraints=MEAN, dual=untilted),
         "qcpo": qcpo.Config(learner=learner, constraints=quantile, dual=untilted),
         "tqpo": tqpo.Config(learner=learner, constraints=quantile, **of_tqpo),
+        "budget": budget.Config(learner=dataclasses.replace(learner, observe_budget=True), constraints=FAST_QUANTILE),
     }
 
 
@@ -128,11 +129,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tqpo-released-tilt": ("tqpo", {"tilt": Tilt.RELEASED}),
     "tqpo-baseline": ("tqpo", {"baseline": "separate"}),
     "tqpo-no-baseline": ("tqpo", {"baseline": "none"}),
+    "tqpo-observed": ("tqpo", {"observe_budget": True}),
+    "ppo-lag-observed": ("ppo-lag", {"observe_budget": True}),
+    "ppo-early": ("ppo", {"observe_budget": True, "end_at_limit": True}),
+    "budget-blind": ("budget", {"observe_budget": False}),
+    "budget-no-homotopy": ("budget", {"start_outage": 0.0}),
+    "budget-no-dense": ("budget", {"dense_weight": 0.0}),
 }
 
 # name → what it bounds, what it is
 DESCRIPTIONS: dict[str, tuple[str, str]] = {
     "tqpo": ("quantile", "Tilted Quantile Policy Optimization (Li, Ruan, Geng 2025)"),
+    "budget": ("quantile", "PPO that sees what is left of its cost limit, with a critic of Pr[C > d]"),
     "qcpo": ("quantile", "Quantile-Constrained Policy Optimization (Jung et al. 2022), Weibull tail"),
     "ppo-lag": ("mean", "PPO with a Lagrange multiplier on the expected episode cost"),
     "ppo": ("none", "PPO: the reference that shows what safety costs"),
@@ -145,6 +153,12 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
     ),
     "tqpo-no-baseline": ("quantile", "TQPO without that baseline (as in the paper)"),
     "qcpo-tilt": ("quantile", "QCPO with TQPO's tilt"),
+    "tqpo-observed": ("quantile", "TQPO that sees what is left of its cost limit"),
+    "ppo-lag-observed": ("mean", "PPO-Lagrangian that sees what is left of its cost limit"),
+    "ppo-early": ("none", "PPO whose episodes end where the limit is reached"),
+    "budget-blind": ("quantile", "budget without what is left of the limit in its observation"),
+    "budget-no-homotopy": ("quantile", "budget held to its level from the first iteration on"),
+    "budget-no-dense": ("quantile", "budget without the plain cost that fades"),
 }
 
 

@@ -150,6 +150,7 @@ def fresh_folder(job) -> pathlib.Path:
 def conclude(folder, episodes: int, quiet: bool) -> None:
     """The end of training: evaluation, figures, video, page, and where they are."""
     from tqpo.envs import Task
+    from tqpo.envs.budget import unwrapped
     from tqpo.output import conclude
     from tqpo.training.evaluations import add_evaluation
     from tqpo.training.job import Job
@@ -159,7 +160,7 @@ def conclude(folder, episodes: int, quiet: bool) -> None:
         found = add_evaluation(folder, episodes, "jax", False, tick)
     conclude.write_plots([folder], folder.folder / "plots")
     written = {"report": folder.folder / "report.html", "run": folder.folder}
-    if isinstance(Job.from_description(folder.config).env(), Task):
+    if isinstance(unwrapped(Job.from_description(folder.config).env()), Task):
         written["video"] = conclude.write_episode(folder, folder.folder / "episode.gif")
     conclude.write_page(folder, written["report"])
     show_evaluation(found)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tqpo import networks
+from tqpo.envs.budget import Budgeted
 from tqpo.errors import ConfigError
 from tqpo.maths import distribution, normalize
 from tqpo.types import Array, Env, Key, PyTree, Step
@@ -152,7 +153,7 @@ def run_episodes(
 class Trace(NamedTuple):
     """One episode step by step, as NumPy arrays: T steps, and the T + 1 states before, between and after them."""
 
-    states: PyTree  # [T + 1, …] of the environment, its keys left out (None)
+    states: PyTree  # [T + 1, …] of the environment without its budget, its keys left out (None)
     obs: np.ndarray  # [T + 1, O]
     rewards: np.ndarray  # [T]
     costs: np.ndarray  # [T, C]
@@ -167,6 +168,7 @@ def _trace(env: Env, policy: Policy, key: Key, index: Array, deterministic: bool
     start = begin(env, policy, key, index)
     end, (states, obs, rewards, costs) = jax.lax.scan(step, start, length=env.max_steps)
     states, obs = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), (start.env_state, start.obs), (states, obs))
+    states = states.inner if isinstance(env, Budgeted) else states
     keyless = jax.tree.map(lambda x: None if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x, states)
     return (keyless, obs, rewards, costs), end.totals[2]
 

@@ -9,8 +9,10 @@ import numpy as np
 
 from tqpo import store
 from tqpo.envs import Task
+from tqpo.envs.budget import unwrapped
 from tqpo.errors import ConfigError
 from tqpo.evaluation.episodes import HostRunner, Policy, trace
+from tqpo.evaluation.fresh import with_budget
 from tqpo.output import plots
 from tqpo.output.playback import record_episode
 from tqpo.output.report import Report, write_report
@@ -99,30 +101,32 @@ def write_episode(
         return write_video(
             path, *host_episodes.film(host, policies[seed], evaluation_key(seed), episode, deterministic)
         )
-    if not isinstance(env, Task):
+    if not isinstance(task := unwrapped(env), Task):
         raise ConfigError(f"{job.task} is a JAX environment of your own: there is no picture of it to draw")
     film = {"jax": drawn_frames, "mujoco": filmed_frames}.get(physics)
     if film is None:
         raise ConfigError(f"physics = {physics!r}: jax or mujoco")
     frames = film(env, policies[seed], evaluation_key(seed), episode, deterministic)
-    return write_video(path, frames, EVERY * env.config.step_duration)
+    return write_video(path, frames, EVERY * task.config.step_duration)
 
 
-def drawn_frames(env: Task, policy: Policy, key: Key, episode: int, deterministic: bool) -> Iterator[np.ndarray]:
+def drawn_frames(env: Env, policy: Policy, key: Key, episode: int, deterministic: bool) -> Iterator[np.ndarray]:
     from tqpo.envs.render import Caption, draw
 
+    task: Any = unwrapped(env)
     seen = trace(env, policy, key, episode, deterministic)
     returns = np.concatenate([[0.0], np.cumsum(seen.rewards)])
     costs = np.concatenate([[0.0], np.cumsum(seen.costs[:, 0])])
     for t in range(0, len(seen.obs), EVERY):
         state = jax.tree.map(lambda x, t=t: x[t], seen.states)
-        yield draw(state, seen.obs[t], env.config, Caption(float(returns[t]), float(costs[t])), size=400)
+        yield draw(state, seen.obs[t], task.config, Caption(float(returns[t]), float(costs[t])), size=400)
 
 
-def filmed_frames(env: Task, policy: Policy, key: Key, episode: int, deterministic: bool) -> list[np.ndarray]:
+def filmed_frames(env: Env, policy: Policy, key: Key, episode: int, deterministic: bool) -> list[np.ndarray]:
     from tqpo.envs.mujoco import MujocoTask
 
     frames: list[np.ndarray] = []
+    task: Any = unwrapped(env)
 
     class Filmed(MujocoTask):
         """The twin, with a frame kept now and then."""
@@ -132,7 +136,7 @@ def filmed_frames(env: Task, policy: Policy, key: Key, episode: int, determinist
                 frames.append(self.render())
             return super().observe()
 
-    HostRunner(lambda: Filmed(env.config), policy, key, deterministic)([episode])
+    HostRunner(with_budget(env, lambda: Filmed(task.config)), policy, key, deterministic)([episode])
     return frames
 
 
@@ -141,7 +145,7 @@ def write_page(folder: store.Run, path: pathlib.Path) -> pathlib.Path:
     job = Job.from_description(folder.config)
     env, episodes, limit = job.env(), [], float(job.asked()[0].limit)
     for seed, policy in list(load_policies(folder).items())[:3]:
-        if not isinstance(env, Task):
+        if not (isinstance(env, Env) and isinstance(unwrapped(env), Task)):
             break  # the player draws our tasks only
         title = f"seed {seed}, the first evaluated episode"
         episodes.append(record_episode(env, policy, evaluation_key(seed), cost_limit=limit, title=title))

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from tqpo.envs import Task, TaskConfig
+from tqpo.envs.budget import unwrapped
 from tqpo.errors import ConfigError
 from tqpo.evaluation.episodes import Policy, Trace, trace
-from tqpo.types import Key
+from tqpo.types import Env, Key
 
 KEY = (  # what is what in the scene: its name, what an episode must have of it, its shape, what is painted, its colour
     ("robot", "", "", "background", "robot"),
@@ -23,7 +24,7 @@ KEY = (  # what is what in the scene: its name, what an episode must have of it,
 
 
 def record_episode(
-    env: Task,
+    env: Env,
     policy: Policy,
     key: Key,
     *,
@@ -33,11 +34,11 @@ def record_episode(
     title: str = "",
 ) -> dict[str, Any]:
     """Episode `index` of `run_episodes` with this key, as JSON for the player."""
-    if not isinstance(env, Task):
+    if not isinstance(task := unwrapped(env), Task):
         raise ConfigError(
-            f"{type(env).__name__} cannot be drawn from above: an episode is recorded from a built-in task"
+            f"{type(task).__name__} cannot be drawn from above: an episode is recorded from a built-in task"
         )
-    return encode(trace(env, policy, key, index, deterministic), env.config, cost_limit, title)
+    return encode(trace(env, policy, key, index, deterministic), task.config, cost_limit, title)
 
 
 def encode(seen: Trace, config: TaskConfig, cost_limit: float | None = None, title: str = "") -> dict[str, Any]:

@@ -6,6 +6,7 @@ import jax
 
 from tqpo import store
 from tqpo.envs import Task
+from tqpo.envs.budget import unwrapped
 from tqpo.evaluation import summary
 from tqpo.evaluation.episodes import Progress
 from tqpo.evaluation.fresh import fresh_episodes
@@ -36,7 +37,7 @@ def evaluate_run(
         key = evaluation_key(seed)
         totals[seed], reports = fresh_episodes(env, policy, key, episodes, deterministic, progress, physics)
         faults += reports
-    simulator = f", {physics} physics" if isinstance(env, Task) else ""
+    simulator = f", {physics} physics" if isinstance(unwrapped(env), Task) else ""
     label = f"{'deterministic' if deterministic else 'sampled'} actions{simulator}"
     settings = {"task": job.task, "algo": job.algo, "physics": physics, "episodes_per_seed": episodes}
     if faults:

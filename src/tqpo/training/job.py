@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from tqpo.algorithms.presets import VARIANTS, preset
-from tqpo.algorithms.settings import Constraint
+from tqpo.algorithms.settings import Constraint, field_names, replace
 from tqpo.envs import Task, make
+from tqpo.envs.budget import Budget, Budgeted, unwrapped
 from tqpo.errors import ConfigError, StoreError, UnknownNameError
 from tqpo.host.reference import is_reference
 from tqpo.training.program import Group
@@ -69,7 +70,13 @@ class Job:
         return VARIANTS.get(self.algo, (self.algo, {}))[0]
 
     def env(self) -> Spec:
-        """The environment, or what is known of one on the host."""
+        """The environment as the policy sees it, or what is known of one on the host."""
+        env = self.plain_env()
+        learner = self._config().learner
+        return observed(env, self.asked(), learner.end_at_limit) if learner.observe_budget else env
+
+    def plain_env(self) -> Spec:
+        """The environment without its budget."""
         if not is_reference(self.task):
             try:
                 return make(self.task, **self.task_settings)
@@ -82,28 +89,34 @@ class Job:
 
     @property
     def on_host(self) -> bool:
-        return is_reference(self.task) and not isinstance(self.env(), Env)
+        return is_reference(self.task) and not isinstance(self.plain_env(), Env)
 
     def config(self) -> Any:
+        config = self._config()
+        known = {"iterations": self._iterations(config)} if "iterations" in field_names(config) else {}
+        return replace(config, **known)
+
+    def _config(self) -> Any:
+        """The config of a training of unknown length."""
         if not self.constraints:
             given: dict[str, Any] = {"safety": self.safety, "cost_limit": self.cost_limit}
         else:
             usual = preset(self.preset, self.algo).constraints[0]
-            names = self.env().cost_names
+            names = self.plain_env().cost_names
             given = {"constraints": tuple(parse_constraint(text, names, usual) for text in self.constraints)}
         return preset(self.preset, self.algo, host=self.on_host, **(given | dict(self.settings)))
 
     def asked(self) -> tuple[Constraint, ...]:
         """The constraints as a policy is judged by them. With `safety` and `cost_limit` that is a probability, whatever
         the algorithm bounds in training."""
-        found = self.config().constraints
+        found = self._config().constraints
         return found if self.constraints else tuple(dataclasses.replace(c, kind="quantile") for c in found)
 
     def goal(self) -> str:
         """The constraints in a few words."""
         if not self.constraints:
             return f"{self.safety:.0%}"
-        names = self.env().cost_names
+        names = self.plain_env().cost_names
         return ", ".join(say_constraint(c, names) for c in self.asked())
 
     def group(self) -> Group:
@@ -111,8 +124,10 @@ class Job:
 
     @property
     def iterations(self) -> int:
-        learner = self.config().learner
-        return math.ceil(self.steps / (learner.n_envs * learner.n_steps))
+        return self._iterations(self._config())
+
+    def _iterations(self, config: Any) -> int:
+        return math.ceil(self.steps / (config.learner.n_envs * config.learner.n_steps))
 
     @property
     def snapshot_iterations(self) -> list[int]:
@@ -148,10 +163,19 @@ def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: {k: fix(v) for k, v in fields.get(name, {}).items()} for name in ("settings", "task_settings")}
 
 
+def observed(env: Spec, constraints: tuple[Constraint, ...], ends: bool = False) -> Budgeted:
+    """The environment with its budget in view: what is left of each limit on a probability."""
+    if not isinstance(env, Env):
+        raise ConfigError("observe_budget = True: for environments in JAX only; set observe_budget=false")
+    bounded = [c for c in constraints if c.kind == "quantile"]
+    channels, limits = tuple(c.channel for c in bounded), tuple(float(c.limit) for c in bounded)
+    return Budgeted(env, Budget(channels, limits, env.max_steps), ends)
+
+
 def describe_env(env: Spec) -> dict[str, Any]:
     """An environment's own constants if it is one of ours, else its sizes."""
-    if isinstance(env, Task):
-        return dataclasses.asdict(env.config)
+    if isinstance(task := unwrapped(env), Task):
+        return dataclasses.asdict(task.config)
     names = ("obs_size", "action_size", "discrete", "max_steps")
     return {name: getattr(env, name) for name in names} | {"cost_names": list(env.cost_names)}
 

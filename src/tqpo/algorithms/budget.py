@@ -1,0 +1,197 @@
+"""Budget-aware chance-constrained PPO: max V s.t. Pr[C ≤ d] ≥ 1 − ε, by a policy that sees what is left of d.
+
+Let C_t be the episode's cost before step t and e_t = I(C_t ≤ d < C_{t+1}) the event that step t crosses the limit.
+Costs are not negative, so this happens at most once: Σ_t e_t = I(C > d), and the outage probability is an expected
+return like any other, undiscounted, with the event as the reward:
+
+    Pr[C > d] = E[Σ_t e_t],    p(s) = Pr[C > d | s] = E[Σ_{u ≥ t} e_u | s_t = s]  while C_t ≤ d.
+
+If the state holds C_t, and the time where episodes have a length, p is a function of the state (Chow et al. 2018). So it
+can have a critic, TD errors and GAE. With its advantage A_out,
+
+    ∇Pr[C > d] = E[Σ_t A_out(s_t, a_t)·∇log π(a_t|s_t)].
+
+This is TQPO's gradient, ∇q = −∇F(q)/f(q) with ∇F(q) = E[I(C ≤ q)·Σ_t ∇log π] (Eqs. 7–8), at the level where the quantile
+*is* the limit, with the indicator replaced by its conditional expectation step by step.
+
+| symbol | here | |
+|---|---|---|
+| C_t, C_{t+1} | `Experience.episode_cost_before`, `.episode_cost` | [T, B, C] |
+| lost_t = I(C_t > d), e_t | `lost`, `event` | [T, B, K] |
+| p(s) | sigmoid of the head `outage`, a trunk of its own, times 1 − lost | [T, B, K] |
+| A_out | `outage_advantage` | [T, B, K] GAE(1, `outage_gae_lambda`) of e; 0 once lost |
+| A_cost | `cost_advantage` | [T, B, K] GAE of the discounted cost, in units of d/1.5 |
+| A_c | `Targets.constraint_advantage` | −w_out·A_out − (w_dense + w_after·lost)·A_cost |
+| κ | `aimed_outage` | [K] the outage probability that λ aims at |
+| λ | `multiplier` | [K] |
+
+Sources: the augmented state is that of Chow et al. (2018, arXiv 1512.01629). λ is under proportional-integral control as in
+Stooke et al. (2020), here of the probability and in log λ. Ours are the event's GAE as the constraint's advantage, and:
+- `dense_weight`: one event an episode teaches slowly, the plain cost at once. Its weight fades to 0 over the first `ramp`
+  of training.
+- `start_outage`: over the same time κ falls from there to ε·(1 − margin). A policy that is held to its level before it
+  can do anything learns nothing more; one that is not held at all learns to ignore the cost and does not come back.
+- `after_weight`: a lost episode has nothing left to lose. The plain cost is why the policy does not run wild in it.
+
+A time-out ends the episode's cost: p after any end is 0, whatever `bootstrap_timeouts` says of the reward. Mean
+constraints are treated as in PPO-Lagrangian, their λ by the same law of (E[C] − d)/d.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from tqpo.algorithms import episodes, learner, ppo
+from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
+from tqpo.algorithms.settings import Constraint, check_constraints, require, settings
+from tqpo.maths import returns
+from tqpo.networks import Head
+from tqpo.types import Array, Key, Spec
+
+LOG_START, LOG_LOWEST, LOG_HIGHEST = -1.0, -6.0, 4.0  # of log λ
+MAX_ERROR = 1.5  # of the control
+COSTS_PER_LIMIT = 1.5  # a cost of d counts as this much
+
+
+@settings
+class Config:
+    learner: LearnerConfig = LearnerConfig(observe_budget=True)
+    constraints: tuple[Constraint, ...] = (Constraint(margin=0.2),)
+    iterations: int = 0  # of this training, which `ramp` is a share of; 0: unknown, the ramps are over
+    outage_weight: float = 10.0  # w_out
+    outage_gae_lambda: float = 0.99
+    dense_weight: float = 2.0  # w_dense at the start
+    after_weight: float = 0.5  # w_after
+    start_outage: float = 0.4  # κ at the start; 0: κ is the level from the start
+    ramp: float = 0.3  # share of training over which w_dense and κ fall
+    proportional_gain: float = 1.0
+    integral_gain: float = 0.015  # per iteration
+
+
+class State(NamedTuple):
+    learner: LearnerState
+    integral: Array  # [K] of the control
+
+
+class Targets(NamedTuple):
+    advantage: Array  # [...]
+    value: Array  # [...]
+    constraint_advantage: Array  # [..., K] ascends safety
+    cost_value: Array  # [..., K]
+    outage: Array  # [..., K] what p should be, in [0, 1]
+    open: Array  # [..., K] 1 where p is trained: a constraint on a probability, not yet lost
+
+
+def progress(iteration: Array, config: Config) -> Array:
+    """How much of the ramps is over, from 0 to 1."""
+    length = config.ramp * config.iterations
+    return jnp.where(length > 0, jnp.minimum(iteration / jnp.maximum(length, 1e-6), 1.0), 1.0)
+
+
+def aimed_outage(done: Array, constraints: tuple[Constraint, ...], start: Array | float) -> Array:
+    """κ [K]: from `start`, or the level where that is higher, to ε·(1 − margin)."""
+    final = 1.0 - episodes.levels(constraints)
+    return final + (1.0 - done) * jnp.maximum(start - final, 0.0)
+
+
+def control_error(estimates: episodes.Estimates, aim: Array, constraints: tuple[Constraint, ...]) -> Array:
+    """[K] how far each constraint is missed, relative to what is allowed and bounded; 0 while no episode has finished."""
+    limit = episodes.limits(constraints)
+    allowed = jnp.stack([jnp.asarray(1.0 - c.safety, float) for c in constraints])  # ε
+    by_outage = (1.0 - estimates.safety_prob - aim) / jnp.maximum(allowed, aim)
+    by_mean = (estimates.mean - limit) / jnp.where(limit > 0, limit, 1.0)
+    error = jnp.where(episodes.bounds_quantile(constraints), by_outage, by_mean)
+    usable = (estimates.n_episodes > 0) & jnp.isfinite(error)
+    return jnp.where(usable, jnp.clip(error, -MAX_ERROR, MAX_ERROR), 0.0)
+
+
+def control(integral: Array, error: Array, config: Config) -> tuple[Array, Array]:
+    """log λ = I + K_p·e with I ← I + K_i·e, both bounded: an integral that cannot leave the range of λ cannot wind up."""
+    integral = jnp.clip(integral + config.integral_gain * error, LOG_LOWEST, LOG_HIGHEST)
+    return integral, jnp.exp(jnp.clip(integral + config.proportional_gain * error, LOG_LOWEST, LOG_HIGHEST))
+
+
+def outage_targets(
+    lost: Array, lost_after: Array, logit: Array, next_logit: Array, cut: Array, gae_lambda: Array | float
+) -> tuple[Array, Array]:
+    """A_out, and what p should be: GAE of the event that the limit is crossed, undiscounted and cut at an episode's end."""
+    event = lost_after * (1.0 - lost)
+    p, next_p = jax.nn.sigmoid(logit) * (1.0 - lost), jax.nn.sigmoid(next_logit) * (1.0 - lost_after)
+    advantage = returns.gae(event, p, next_p, cut, cut, 1.0, gae_lambda)
+    return advantage, jnp.clip(advantage + p, 0.0, 1.0)
+
+
+def constraint_advantage(
+    outage_advantage: Array, cost_advantage: Array, lost: Array, done: Array, config: Config
+) -> Array:
+    """A_c, what λ multiplies: minus the outage's advantage and the plain cost's where it has a weight."""
+    weight = (1.0 - done) * config.dense_weight + config.after_weight * lost
+    by_outage = -config.outage_weight * outage_advantage - weight * cost_advantage
+    return jnp.where(episodes.bounds_quantile(config.constraints), by_outage, -cost_advantage)
+
+
+def loss(outputs, log_prob, sample, targets: Targets, multiplier: Array, config: Config) -> tuple[Array, dict]:
+    """−penalised surrogate + value losses + the cross-entropy of p."""
+    cost_value = outputs.heads["cost_value"]
+    total, parts = ppo.lagrangian_loss(outputs, log_prob, sample, targets, cost_value, multiplier, config.learner)
+    entropy = optax.sigmoid_binary_cross_entropy(outputs.heads["outage"], targets.outage)
+    outage = jnp.mean(jnp.sum(targets.open * entropy, -1))
+    return total + outage, parts | {"outage_loss": outage}
+
+
+def check(config: Config, env: Spec) -> None:
+    learner.check(config.learner)
+    check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
+    for name in ("outage_weight", "dense_weight", "after_weight", "iterations", "proportional_gain", "integral_gain"):
+        require(getattr(config, name) >= 0, f"{name} = {getattr(config, name)}: not negative")
+    for name in ("outage_gae_lambda", "start_outage", "ramp"):
+        require(0 <= getattr(config, name) <= 1, f"{name} = {getattr(config, name)}: in [0, 1]")
+
+
+def init(key: Key, env: Spec, config: Config) -> State:
+    k = len(config.constraints)
+    heads = {"value": Head(), "cost_value": Head((k,)), "outage": Head((k,), trunk="own")}
+    return State(learner.init(key, env, config.learner, heads), jnp.full(k, LOG_START, float))
+
+
+def learn(state: State, experience: Experience, config: Config) -> tuple[State, dict[str, Array]]:
+    """One iteration: a batch, its advantages, λ by the outage of recent episodes, epochs of the penalised surrogate."""
+    constraints, core = config.constraints, state.learner
+    channels, limit = episodes.channels(constraints), episodes.limits(constraints)
+    values, next_values = experience.values, experience.next_values
+    done = progress(core.iteration, config)
+
+    # A, A_cost and A_out
+    advantage, value = learner.reward_targets(experience, config.learner)
+    unit = jnp.where(limit > 0, limit / COSTS_PER_LIMIT, 1.0)
+    cost = experience.rollout.batch.cost[..., channels] / unit
+    cost_advantage, cost_value = learner.cost_targets(
+        experience, cost, values["cost_value"], next_values["cost_value"], config.learner
+    )
+    lost = (experience.episode_cost_before[..., channels] > limit).astype(float)
+    lost_after = (experience.episode_cost[..., channels] > limit).astype(float)
+    outage_advantage, outage = outage_targets(
+        lost, lost_after, values["outage"], next_values["outage"], experience.cut, config.outage_gae_lambda
+    )
+
+    # λ
+    estimates = episodes.estimate(core.episodes, constraints)
+    aim = aimed_outage(done, constraints, config.start_outage)
+    integral, multiplier = control(state.integral, control_error(estimates, aim, constraints), config)
+
+    # θ and the critics
+    targets = Targets(
+        advantage,
+        value,
+        constraint_advantage(outage_advantage, cost_advantage, lost, done, config),
+        cost_value,
+        outage,
+        (1.0 - lost) * episodes.bounds_quantile(constraints),
+    )
+    metrics = episodes.metrics(core.episodes, experience.finished, constraints, estimates)
+    lagrangian = functools.partial(loss, multiplier=multiplier, config=config)
+    core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
+    return State(core, integral), metrics | fitted | {"multiplier": multiplier, "aimed_outage": aim}
