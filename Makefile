@@ -20,7 +20,8 @@ $(STAMP): requirements.lock pyproject.toml
 train: $(STAMP)
 	$(BIN)/tqpo train SimpleEnv --algo tqpo --safety 0.9 --cost-limit 15
 
-test: $(STAMP)
+test: $(STAMP) check
+	.ci/packages
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: $(STAMP)
@@ -30,7 +31,6 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
-	$(BIN)/python -m pytest tests/test_layers.py -q
 
 # Safety-Gymnasium in a Python 3.10 of its own, for `tqpo train bridge:…` (docs/bridge.md): make safety-gymnasium PYTHON310=python3.10
 safety-gymnasium: $(SAFETY)/.installed

@@ -184,7 +184,7 @@ def test_3d_view_where_opengl_works():
     try:
         frame = env.render()
     except RenderError as error:
-        pytest.skip(str(error))
+        pytest.skip(f"needs OpenGL: {error}")
     assert frame.shape == (480, 640, 3)
     assert frame.std() > 5.0
     env.close()

@@ -185,7 +185,8 @@ def test_an_actor_does_as_in_training(kind):
 
 def test_a_task_and_its_twin():
     """The same starts and the same noise: the MuJoCo twin runs the same episodes."""
-    twin = pytest.importorskip("tqpo.envs.mujoco")
+    from tqpo.envs import mujoco as twin
+
     env = envs.make("SimpleEnv", max_steps=20)
     spec = networks.NetworkSpec(hidden=(8,))
     actor = networks.make_network(KEY, spec, env.obs_size, env.action_size, {}).actor

@@ -402,7 +402,7 @@ def test_safety_gymnasium():
     """The real thing, in the interpreter that `make safety-gymnasium` sets up."""
     python = HERE.parents[1] / ".venv-safety-gymnasium" / "bin" / "python"
     if not python.exists():
-        pytest.skip("run `make safety-gymnasium PYTHON310=python3.10` first")
+        pytest.skip("needs Safety-Gymnasium: run `make safety-gymnasium PYTHON310=python3.10` first")
     envs = bridge.make_vec(str(python), "safety_gymnasium:SafetyPointGoal1-v0", 2, processes=2)
     with contextlib.closing(envs):
         obs, _ = envs.reset(seed=0)

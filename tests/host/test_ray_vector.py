@@ -8,7 +8,7 @@ from tqpo.errors import EnvError
 from tqpo.host.batch import Hosts
 from tqpo.host.spec import Hosting
 
-ray = pytest.importorskip("ray")
+ray = pytest.importorskip("ray", reason="needs Ray: pip install 'tqpo[ray]'")
 pytestmark = pytest.mark.slow
 
 

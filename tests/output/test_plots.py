@@ -152,7 +152,7 @@ def test_a_gif_of_an_episode_is_small(tmp_path):
 
 def test_an_mp4_where_there_is_ffmpeg(tmp_path, monkeypatch):
     if video.find_ffmpeg() is None:
-        pytest.skip("no ffmpeg here")
+        pytest.skip("needs ffmpeg: apt-get install ffmpeg")
     assert video.write_video(tmp_path / "episode.mp4", frames(20, 101), 0.08).stat().st_size > 500
     monkeypatch.setattr(video, "find_ffmpeg", lambda: None)
     with pytest.raises(RenderError, match=r"\.gif"):

@@ -163,7 +163,7 @@ def browse(path, tmp_path, *extra):
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
 def test_a_browser_shows_the_verdict_without_script_errors(tmp_path):
     path = write_report(tmp_path / "report.html", full(evaluations=[summarised(rate=0.99)]))
     dom, said = browse(path, tmp_path)
@@ -175,7 +175,7 @@ def test_a_browser_shows_the_verdict_without_script_errors(tmp_path):
     assert re.search(r'id="step">0 of 5<', dom)  # the player has drawn
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
 def test_a_browser_plays_every_episode(tmp_path):
     """A script of the test's own, which the page's policy would forbid, presses the buttons."""
     path = write_report(tmp_path / "report.html", full())
