@@ -24,8 +24,9 @@ test: $(STAMP) check
 	.ci/packages
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
+# All slow tests, or those of one folder: make test-slow PART=sweep
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2 --dist loadfile tests/$(PART)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
