@@ -140,6 +140,41 @@ def test_a_crash_at_every_point(tmp_path, reference, mode):
             finished_as(folder, whole)
 
 
+def cut_short(folder: pathlib.Path) -> None:
+    """A `create` that did not come to its last step."""
+    store.create(folder, {"cost_limit": 15.0}).close()
+    (folder / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize("mode", ["kill", "cut"])
+def test_a_create_may_be_cut_short_twice(tmp_path, mode):
+    with pytest.MonkeyPatch.context() as patch:
+        disk = Disk(patch)
+        store.create(tmp_path / "run", {}).close()
+    for at in range(1, disk.calls):
+        folder = tmp_path / f"{at}"
+        cut_short(folder)
+        with pytest.MonkeyPatch.context() as patch:
+            Disk(patch, mode, at)
+            with pytest.raises(Crash):
+                store.create(folder, {})
+        gc.collect()  # the traceback may still hold the lock
+        if not (folder / "manifest.json").exists():
+            store.create(folder, {}).close()
+
+
+def test_an_empty_lock_beside_our_settings_is_left_by_a_create(tmp_path):
+    cut_short(tmp_path / "ours")
+    os.truncate(tmp_path / "ours/lock", 0)
+    store.create(tmp_path / "ours", {}).close()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/lock").touch()
+    (tmp_path / "theirs/config.json").write_text('{"mine": 1}')
+    with pytest.raises(StoreError, match="theirs exists and is not empty"):
+        store.create(tmp_path / "theirs", {})
+    assert (tmp_path / "theirs/config.json").read_text() == '{"mine": 1}'
+
+
 @pytest.fixture
 def little_garbage():
     """What is there already is none: collecting then takes no time."""

@@ -12,7 +12,8 @@ from tqpo.errors import StoreError
 from tqpo.store import disk, sealed
 from tqpo.store.disk import DamagedError, StoreWarning
 
-MARK = "tqpo run"
+MARK = {"lock": "tqpo run"}
+HEAD = sealed.encode(MARK).removesuffix(b"\n}\n")  # what every lock begins with
 
 
 class LockedError(StoreError):
@@ -30,14 +31,16 @@ def take(path: pathlib.Path) -> Any:
     except OSError as error:
         warnings.warn(f"{path}: this disk has no locks ({error}); start one writer only", StoreWarning, stacklevel=3)
     with contextlib.suppress(OSError):  # who holds it is only a courtesy
-        file.truncate(0)
-        file.write(sealed.encode({"lock": MARK, "pid": os.getpid(), "host": socket.gethostname()}))
+        holder = sealed.encode({**MARK, "pid": os.getpid(), "host": socket.gethostname()})
+        os.write(file.fileno(), holder)  # over the last holder's, so that the head is never gone
+        os.ftruncate(file.fileno(), len(holder))
     return file
 
 
 def is_lock(path: pathlib.Path) -> bool:
+    """Whether this is a lock of ours, or what a crash left of the first one: a part of its head, or nothing."""
     try:
-        return sealed.decode(disk.read_bytes(path), path).get("lock") == MARK
+        return HEAD.startswith(disk.read_bytes(path)[: len(HEAD)])
     except DamagedError:
         return False
 

@@ -69,9 +69,9 @@ def _refuse_used(folder: pathlib.Path) -> None:
 def _cut_short(folder: pathlib.Path, names: set[str]) -> bool:
     """Whether all that is there was left by a `create` that did not come to its end."""
     known = all(name in {LOCK, CONFIG, CHECKPOINTS} or name.startswith(disk.TEMPORARY) for name in names)
-    if not known or LOCK not in names or checkpoint.steps(folder / CHECKPOINTS):
+    if not known or not lock.is_lock(folder / LOCK) or checkpoint.steps(folder / CHECKPOINTS):
         return False
-    return lock.is_lock(folder / LOCK) or (names == {LOCK} and not disk.read_bytes(folder / LOCK))
+    return CONFIG not in names or sealed.is_encoded(folder / CONFIG)  # an empty lock may be anyone's
 
 
 def shipped() -> list[str]:

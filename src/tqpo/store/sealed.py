@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from tqpo.errors import StoreError
+from tqpo.store import disk
 from tqpo.store.disk import DamagedError, digest
 
 
@@ -36,6 +37,15 @@ def decode(data: bytes, path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(obj, dict):
         raise DamagedError(f"{path} holds a JSON {type(obj).__name__} where a dict belongs")
     return obj
+
+
+def is_encoded(path: pathlib.Path) -> bool:
+    """Whether a file is JSON exactly as `encode` writes it."""
+    try:
+        data = disk.read_bytes(path)
+        return encode(decode(data, path)) == data
+    except DamagedError:
+        return False
 
 
 def seal(body: dict[str, Any]) -> bytes:
