@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tqpo.physics import movable
+from tqpo.physics import movable, planar
 from tqpo.physics.boxes import SLOTS
-from tqpo.physics.movable import Body, Boxes, BoxModel, Target
+from tqpo.physics.movable import Body, BoxModel, Target
 from tqpo.physics.newton import Problem, minimise
 from tqpo.physics.planar import PlanarRobot
+from tqpo.physics.push import Circle, as_boxes, target
 
 mujoco = pytest.importorskip("mujoco", minversion="3.12")  # earlier versions find other box–box contacts
 
@@ -182,8 +183,9 @@ def compiled():
     def everything(pose, velocity, control, body, target, effort):
         frame = movable.Frame(jnp.cos(pose[2]), jnp.sin(pose[2]))
         found, _, _ = movable.find_contacts(ROBOT, BOX, frame, pose, body)
-        moved = movable.coupled_step(ROBOT, BOX, pose, velocity, control, body, target, effort)
-        return moved, found, movable.touching(ROBOT, BOX, pose, body)
+        accel = movable.coupled_acceleration(ROBOT, BOX, pose, velocity, control, body, target, effort)
+        pose, velocity = planar.integrate(ROBOT, pose, velocity, accel.robot)
+        return (pose, velocity, movable.integrate(body, accel.linear, accel.angular, ROBOT.timestep), accel), found
 
     return jax.jit(everything)
 
@@ -200,7 +202,7 @@ def columns(*parts) -> np.ndarray:
 
 def compare(states: States, dtype, option: str = EXACT) -> dict[str, np.ndarray]:
     """Errors of one step, per state."""
-    (pose, velocity, body, felt), _, _ = ours(states, dtype)
+    (pose, velocity, body, felt), _ = ours(states, dtype)
     assert {x.dtype for x in jax.tree.leaves((pose, velocity, body))} == {np.dtype(dtype)}
     twin = Twin(option)
     result = {key: [] for key in ("velocity", "position", "acceleration", "touching")}
@@ -241,7 +243,7 @@ def test_one_step_in_single_precision():
 
 def test_contacts_are_those_of_mujoco(x64):
     states = some_states()
-    _, found, touching = ours(states, jnp.float64)
+    (*_, felt), found = ours(states, jnp.float64)
     cos, sin = np.cos(states.pose[:, 2:]), np.sin(states.pose[:, 2:])
     px, py, pz = (np.asarray(x) for x in found.point)
     nx, ny, nz = (np.asarray(x) for x in found.normal)
@@ -254,7 +256,7 @@ def test_contacts_are_those_of_mujoco(x64):
         twin.step()
         theirs, own = twin.contacts(), world[i][np.asarray(found.active[i])]
         assert len(theirs) == len(own)
-        assert bool(touching[i, 0]) == (len(theirs) > 0)
+        assert bool(felt.touching[i, 0]) == (len(theirs) > 0)
         counts.append(len(own))
         kinds.append((found.active[i, :12].any(), found.active[i, 12], found.active[i, 13]))
         if len(own):
@@ -269,15 +271,13 @@ def test_a_welded_box_alone(x64):
     """Tilted and spinning, out of the robot's reach."""
     states = random_states(np.random.default_rng(1), 64)
     states = states._replace(pose=states.pose + np.array([5.0, 0.0, 0.0]))
-    goal = np.concatenate([TRAVEL * np.sin(states.time), TRAVEL * np.cos(states.time), 0.2 + 0 * states.time], axis=1)
-    boxes = Boxes(*(jnp.asarray(x) for x in (states.pos, states.quat, states.vel)))
-    moved = movable.weld_step(BOX, boxes, jnp.asarray(goal), jnp.asarray(yaw_quat(states.yaw[:, 0])), 0.002)
+    moved = as_boxes(movable.free_step(BOX, *body_and_target(states, jnp.float64), ROBOT.timestep))  # [64, 1, …]
     twin = Twin()
     for i in range(64):
         twin.load(States(*(x[i] for x in states)))
         twin.step()
-        np.testing.assert_allclose(np.concatenate([moved.pos[i], moved.quat[i]]), twin.data.qpos[3:], atol=1e-14)
-        np.testing.assert_allclose(moved.vel[i], twin.data.qvel[3:], rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(np.concatenate([moved.pos[i, 0], moved.quat[i, 0]]), twin.data.qpos[3:], atol=1e-14)
+        np.testing.assert_allclose(moved.vel[i, 0], twin.data.qvel[3:], rtol=1e-12, atol=1e-12)
 
 
 def test_a_box_joins_its_circle_and_trails_it():
@@ -286,14 +286,16 @@ def test_a_box_joins_its_circle_and_trails_it():
     A point that follows g(t) = r·(sin t, cos t) by v̇ = d·(k·d·(g − p) − b·v) trails it by v·b/(k·d) at low speed:
     0.34 m/s · 105.26/(1231.1·0.95) = 0.0306 m, and the rest is centripetal. Sag: (1 − d)·9.81/(k·d²) = 0.44 mm."""
 
-    def step(boxes, time):
-        goal = jnp.stack([TRAVEL * jnp.sin(time), TRAVEL * jnp.cos(time), 0.2 + 0 * time])
-        boxes = movable.weld_step(BOX, boxes, goal, jnp.array([1.0, 0, 0, 0]), 0.002)
-        after = time + 0.002
-        behind = jnp.hypot(boxes.pos[0] - TRAVEL * jnp.sin(after), boxes.pos[1] - TRAVEL * jnp.cos(after))
-        return boxes, (behind, boxes.pos[2])
+    zero = jnp.zeros(())
+    circle = Circle((zero, zero), zero, zero)
 
-    start = Boxes(jnp.array([0.0, 0, 0.1]), jnp.array([1.0, 0, 0, 0]), jnp.zeros(6))
+    def step(body, time):
+        body = movable.free_step(BOX, body, target(BOX, TRAVEL, circle, time), 0.002)
+        after = time + 0.002
+        behind = jnp.hypot(body.pos[0] - TRAVEL * jnp.sin(after), body.pos[1] - TRAVEL * jnp.cos(after))
+        return body, (behind, body.pos[2])
+
+    start = Body((zero, zero, zero + 0.1), (zero + 1.0, zero, zero, zero), (zero,) * 3, (zero,) * 3)
     _, (behind, height) = jax.lax.scan(step, start, 0.002 * jnp.arange(1500))
     assert behind[0] > 0.34
     assert behind[150] < 0.032
@@ -304,7 +306,7 @@ def test_a_box_joins_its_circle_and_trails_it():
 def test_along_a_push(x64):
     """Every 2 ms of one second of pushing, from MuJoCo's state at that time."""
     states, twin, path = some_states(), Twin(), []
-    first = np.flatnonzero(np.asarray(ours(states, jnp.float64)[2])[: BATCH // 2, 0])[0]
+    first = np.flatnonzero(np.asarray(ours(states, jnp.float64)[0][-1].touching)[: BATCH // 2, 0])[0]
     twin.load(States(*(x[first] for x in states)))
     for _ in range(BATCH):
         path.append(twin.state(states.control[first], states.yaw[first, 0]))
@@ -319,7 +321,7 @@ def test_ten_steps_on_their_own(x64):
     states = now = some_states()
     effort = None
     for _ in range(10):
-        (pose, velocity, body, felt), _, _ = ours(now, jnp.float64, effort)
+        (pose, velocity, body, felt), _ = ours(now, jnp.float64, effort)
         moved = (columns(x) for x in (pose, velocity, body.pos, body.quat, (*body.vel, *body.spin)))
         pose, velocity, pos, quat, vel = moved
         now = States(pose, velocity, now.control, pos, quat, vel, now.time + 0.002, now.yaw)
@@ -348,8 +350,8 @@ def test_one_contact_by_hand(x64):
 
 def test_a_warm_start_changes_the_work_but_not_the_result(x64):
     states = some_states()
-    (_, _, _, cold), _, _ = ours(states, jnp.float64)
-    (_, _, _, warm), _, _ = ours(states, jnp.float64, cold.effort)
+    (*_, cold), _ = ours(states, jnp.float64)
+    (*_, warm), _ = ours(states, jnp.float64, cold.effort)
     np.testing.assert_allclose(columns(warm.robot), columns(cold.robot), rtol=1e-9, atol=1e-9)
     assert warm.iterations.max() == 1
 

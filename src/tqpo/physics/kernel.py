@@ -93,30 +93,30 @@ def pair_body(robot: PlanarRobot, model: BoxModel, travel: float, near, index, *
     out_pose, out_velocity, out_accel, out_pos, out_quat, out_vel, out_touching = refs[-7:]
     row = pl.program_id(0)
 
-    @pl.when(plt.load(near.at[row]) != 0)
+    @pl.when(near[row] != 0)
     def _():
-        box = plt.load(index.at[row])
+        box = index[row]
 
         def scalars(ref, count, *where):
-            return tuple(jnp.full((1, 1), plt.load(ref.at[(row, *where, i)])) for i in range(count))
+            return tuple(jnp.full((1, 1), ref[(row, *where, i)]) for i in range(count))
 
         body = Body(
             scalars(pos, 3, box), scalars(quat, 4, box), *(scalars(vel, 6, box)[s] for s in (slice(3), slice(3, 6)))
         )
         gremlin = scalars(gremlins, 3, box)
-        circle = Circle(gremlin[:2], gremlin[2], jnp.full((1, 1), plt.load(time.at[row])))  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
+        circle = Circle(gremlin[:2], gremlin[2], jnp.full((1, 1), time[row]))  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
         pair = solve_pair(
             robot, model, travel, scalars(pose, 3), scalars(velocity, 3), scalars(control, 2), body, circle
         )
         robot_parts = ((out_pose, pair.pose), (out_velocity, pair.velocity), (out_accel, pair.acceleration))
         for ref, values in robot_parts:
             for i, value in enumerate(values):
-                plt.store(ref.at[row, i], jnp.sum(value))
+                ref[row, i] = jnp.sum(value)
         moved = pair.body
         for ref, values in ((out_pos, moved.pos), (out_quat, moved.quat), (out_vel, (*moved.vel, *moved.spin))):
             for i, value in enumerate(values):
-                plt.store(ref.at[row, box, i], jnp.sum(value))
-        plt.store(out_touching.at[row], jnp.sum(jnp.where(pair.touching, 1, 0)))
+                ref[row, box, i] = jnp.sum(value)
+        out_touching[row] = jnp.sum(jnp.where(pair.touching, 1, 0), dtype=jnp.int32)
 
 
 def push_pallas(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity, control, boxes, gremlins, time):

@@ -19,7 +19,7 @@ the contacts are left: `boxes.py` finds them, `newton.py` solves for z.
 | two boxes at the robot at once | solved together | only the box given here; tasks keep them 0.8 m apart |
 | box against box, box against floor | possible | left out: boxes move in phase, 0.1 m above the floor |
 
-Arrays hold one number per environment and have shape [..., 1]; only `weld_step` takes any shape.
+Arrays hold one number per environment and have shape [..., 1].
 """
 
 from dataclasses import dataclass
@@ -115,10 +115,6 @@ class Coupled(NamedTuple):
     iterations: Array  # [..., 1] int, Newton steps
 
 
-def split(x: Array) -> tuple[Array, ...]:
-    return tuple(x[..., i] for i in range(x.shape[-1]))
-
-
 def multiply(a: Quat, b: Quat) -> Quat:
     vector = add(add(scale(a[0], b[1:]), scale(b[0], a[1:])), cross(a[1:], b[1:]))
     return a[0] * b[0] - dot(a[1:], b[1:]), *vector
@@ -170,14 +166,6 @@ def free_step(model: BoxModel, body: Body, target: Target, timestep: float) -> B
     """One step of a box that nothing touches."""
     free = weld(model, body, target)
     return integrate(body, free.linear, free.angular, timestep)
-
-
-def weld_step(model: BoxModel, boxes: Boxes, target_pos: Array, target_quat: Array, timestep: float) -> Boxes:
-    """`free_step` of any number of boxes at once: arrays [..., 3], [..., 4], [..., 6]."""
-    vel = split(boxes.vel)
-    body = Body(split(boxes.pos), split(boxes.quat), vel[:3], vel[3:])
-    body = free_step(model, body, Target(split(target_pos), split(target_quat)), timestep)
-    return Boxes(*(jnp.stack(x, axis=-1) for x in (body.pos, body.quat, (*body.vel, *body.spin))))
 
 
 class Frame(NamedTuple):
@@ -243,12 +231,6 @@ def find_contacts(
 
 def any_active(found: Contacts) -> Array:
     return jnp.max(jnp.where(found.active, 1, 0), axis=-1, keepdims=True) > 0
-
-
-def touching(robot: PlanarRobot, model: BoxModel, pose: Pose, body: Body) -> Array:
-    """Whether the robot's sphere or cube overlaps the box, [..., 1]."""
-    frame = Frame(jnp.cos(pose[2]), jnp.sin(pose[2]))
-    return any_active(find_contacts(robot, model, frame, pose, body)[0])
 
 
 def free_robot(robot: PlanarRobot, frame: Frame, velocity: Velocity, control: Control) -> tuple[Vec, Vec]:
@@ -339,19 +321,3 @@ def coupled_acceleration(
     angular = add(angular, scales.turn(z[6:9]))
     spin = tuple(dot(axis, angular) for axis in axes)
     return Coupled((ax, ay, turn), linear, spin, any_active(found), z, iterations)
-
-
-def coupled_step(
-    robot: PlanarRobot,
-    model: BoxModel,
-    pose: Pose,
-    velocity: Velocity,
-    control: Control,
-    body: Body,
-    target: Target,
-    start: Vector | None = None,
-) -> tuple[Pose, Velocity, Body, Coupled]:
-    """2 ms of motion of the robot and one box; also the accelerations (and the contact flag) at the step's beginning."""
-    accel = coupled_acceleration(robot, model, pose, velocity, control, body, target, start)
-    pose, velocity = planar.integrate(robot, pose, velocity, accel.robot)
-    return pose, velocity, integrate(body, accel.linear, accel.angular, robot.timestep), accel

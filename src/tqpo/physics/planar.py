@@ -75,10 +75,6 @@ class PlanarRobot:
         """MuJoCo's translational `body_invweight0`: mean over x, y, z of the inverse inertia, z being fixed."""
         return 2.0 / (3.0 * self.mass)
 
-    @property
-    def invweight_rot(self) -> float:
-        return 1.0 / (3.0 * self.inertia_com)
-
 
 def inertia_matrix(robot: PlanarRobot, cos: Array, sin: Array) -> Matrix:
     m, ml = robot.mass, robot.mass * robot.com_offset
@@ -190,14 +186,6 @@ def integrate(robot: PlanarRobot, pose: Pose, velocity: Velocity, accel: Vector)
     change = solve_spd(damped, multiply(inertia, accel))
     vx, vy, omega = (v + h * c for v, c in zip(velocity, change, strict=True))
     return (pose[0] + h * vx, pose[1] + h * vy, pose[2] + h * omega), (vx, vy, omega)
-
-
-def physics_step(
-    robot: PlanarRobot, pose: Pose, velocity: Velocity, control: Control, spheres: Points, radius: float
-) -> tuple[Pose, Velocity]:
-    """2 ms of motion."""
-    accel = acceleration(robot, pose, velocity, control, spheres, radius)
-    return integrate(robot, pose, velocity, accel)
 
 
 def environment_step(
