@@ -21,7 +21,7 @@ BORDER = {  # files that import a heavy package when they are imported
     *(f"host/{name}.py" for name in ("spaces", "guard", "batch", "own_vector", "ray_vector")),
     *(f"cli/{p.name}" for p in (SRC / "cli").iterdir()),
 }
-HEAVY = {"mujoco", "gymnasium", "tyro", "matplotlib", "ray", "PIL", "wandb", "onnx", "onnxruntime"}
+HEAVY = {"mujoco", "gymnasium", "tyro", "matplotlib", "ray", "PIL", "wandb", "tensorboardX", "onnx", "onnxruntime"}
 MOST_AT_THE_TOP = 6
 
 FILES = sorted(p for p in SRC.rglob("*.py") if p != SRC / "__init__.py")

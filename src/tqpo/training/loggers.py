@@ -1,15 +1,48 @@
 """Where metrics go besides `metrics.csv`: TensorBoard and, if asked, Weights & Biases."""
 
 import contextlib
+import pathlib
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from tqpo import store
-from tqpo.training.events import EventWriter
 from tqpo.training.job import Job
 from tqpo.training.progress import View
+
+FLUSH_EVERY = 10.0  # s; a flush waits for the disk
+
+
+class EventFile:
+    """A TensorBoard file of one session. Of `purge_step` and later steps TensorBoard forgets what earlier files said.
+
+    tensorboardX's `SummaryWriter` writes from a thread; where that dies of a full disk, the next call waits for ever. So
+    records are written here and now, and an error is the caller's.
+    """
+
+    def __init__(self, folder: pathlib.Path, purge_step: int | None):
+        from tensorboardX.event_file_writer import EventsWriter  # pyright: ignore[reportMissingImports]
+        from tensorboardX.proto import event_pb2, summary_pb2  # pyright: ignore[reportMissingImports]
+
+        folder.mkdir(parents=True, exist_ok=True)
+        self._event, self._summary, self._flushed = event_pb2.Event, summary_pb2.Summary, 0.0  # type: ignore[attr-defined]
+        number = sum(1 for _ in folder.iterdir())  # TensorBoard reads files in the order of their names
+        self._file = EventsWriter(str(folder / "events"), filename_suffix=f".{number:04d}")
+        if purge_step is not None:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # type: ignore[attr-defined]
+            self._file.write_event(self._event(wall_time=time.time(), step=purge_step, session_log=start))
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        points = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._file.write_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=points)))
+        if time.monotonic() - self._flushed > FLUSH_EVERY:
+            self._file.flush()
+            self._flushed = time.monotonic()
+
+    def close(self) -> None:
+        self._file.close()
 
 
 class Sinks:
@@ -18,12 +51,10 @@ class Sinks:
     def __init__(self, folder: store.Run, job: Job, step: int, wandb_project: str | None, view: View):
         self.job, self.view = job, view
         self.writers: dict[str, Any] = {}
+        self.wandb: Any = None
         with self.forgiving("TensorBoard"):
             for seed in job.seeds:
-                self.writers[f"seed-{seed}"] = EventWriter(
-                    folder.path(f"events/seed-{seed}"), step + 1 if step else None
-                )
-        self.wandb: Any = None
+                self.writers[f"seed-{seed}"] = EventFile(folder.path(f"events/seed-{seed}"), step + 1 if step else None)
         if wandb_project:
             with self.forgiving("Weights & Biases"):
                 import wandb  # pyright: ignore[reportMissingImports]
