@@ -124,7 +124,9 @@ def test_an_interrupt_while_the_policy_is_judged_says_what_is_kept(run, monkeypa
     assert (code, f"training is done and kept; tqpo evaluate {copy}" in err) == (130, True)
 
 
-@pytest.mark.parametrize("words", [["tasks"], ["algorithms"], ["--help"], ["train", "--help"]])
+@pytest.mark.parametrize(
+    "words", [["tasks"], ["tasks", "--observation", "SimpleEnv"], ["algorithms"], ["--help"], ["train", "--help"]]
+)
 def test_lists_and_help(words, monkeypatch, capsys):
     code, out, _ = call(monkeypatch, capsys, *words)
     assert code == 0

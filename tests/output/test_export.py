@@ -15,6 +15,8 @@ from jobs import call
 
 from tqpo import networks, store
 from tqpo.api import LoadedPolicy
+from tqpo.envs import make
+from tqpo.envs.observation import slice_table
 from tqpo.errors import ConfigError
 from tqpo.evaluation.episodes import ActorPolicy
 from tqpo.maths.normalize import Moments
@@ -54,7 +56,7 @@ def facts_of(policy: ActorPolicy, form=None) -> dict:
     return (
         empty
         | {"task": "", "algorithm": "", "training": training, "exported_by": {}}
-        | {"action": form}
+        | {"action": form, "observation": []}
         | card.signature(policy, form)
     )
 
@@ -178,6 +180,16 @@ def test_a_policy_that_came_with_the_package_goes_to_where_one_is(run, tmp_path,
     monkeypatch.chdir(tmp_path)
     export.export(run.name, "onnx")
     assert {path.name for path in tmp_path.iterdir()} == {"run.onnx", "run.onnx.md"}
+
+
+@pytest.mark.parametrize("to", STEPS)
+def test_what_the_observation_holds_is_in_the_card_and_the_metadata(tmp_path, to):
+    path, page = export.export("GremlinEnv-90", to, out=tmp_path / f"policy.{to}")
+    table = make("GremlinEnv").observation_table()
+    assert slice_table(table) in page.read_text()
+    if to == "onnx":
+        facts = {p.key: json.loads(p.value) for p in onnx.load(path).metadata_props if p.key == "observation"}
+        assert facts["observation"] == json.loads(json.dumps([part._asdict() for part in table]))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,18 @@ from tqpo.errors import ConfigError
 
 @dataclasses.dataclass
 class Tasks:
-    """List the tasks."""
+    """List the tasks, or say what each number of a task's observation is."""
+
+    observation: str | None = None
+    """A task's name: prints the slices of its observation as a Markdown table."""
 
     def __call__(self) -> None:
+        if self.observation is not None:
+            from tqpo.envs import make
+            from tqpo.envs.observation import slice_table
+
+            print(slice_table(make(self.observation).observation_table()))
+            return
         from rich.console import Console
         from rich.table import Table
 

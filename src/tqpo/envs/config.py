@@ -1,7 +1,9 @@
 """The constants of a task. Every number of Safety Gym's engine that these tasks use is a field with its unit."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from tqpo.envs.observation import Feature, Slice, place, task_features
 from tqpo.errors import ConfigError
 from tqpo.physics.movable import BoxModel
 from tqpo.physics.planar import PlanarRobot
@@ -76,15 +78,12 @@ class TaskConfig:
         present = (("hazards", self.hazards), ("buttons", self.buttons), ("gremlins", self.gremlins))
         return tuple(name for name, count in present if count)
 
+    def observation_table(self, extra: Iterable[Feature] = ()) -> tuple[Slice, ...]:
+        """Every slice of the flat observation; `extra` is what a wrapper appends."""
+        own = task_features(self.sources, self.lidar_bins, self.lidar_range, self.button_timer)
+        return place((*own, *extra))
+
     @property
     def observation(self) -> dict[str, slice]:
-        """Slices of the flat observation by name: sensors and lidars in alphabetical order, then the previous cost."""
-        bins = self.lidar_bins
-        sizes = {"accelerometer": 3, "goal_lidar": bins, "gyro": 3, "magnetometer": 3, "velocimeter": 3}
-        sizes |= {f"{name}_lidar": bins for name in self.sources}
-        slices, start = {}, 0
-        for name in [*sorted(sizes), "previous_cost"]:
-            size = sizes.get(name, 1)
-            slices[name] = slice(start, start + size)
-            start += size
-        return slices
+        """The slices by name."""
+        return {part.name: slice(part.start, part.stop) for part in self.observation_table()}

@@ -112,14 +112,9 @@ def choose(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
 
 
 def observation_space(config: TaskConfig) -> Box:
-    size = config.observation["previous_cost"].stop
-    low, high = np.full(size, -np.inf, np.float32), np.full(size, np.inf, np.float32)
-    for name, where in config.observation.items():
-        if name.endswith("lidar") or name == "previous_cost":
-            low[where], high[where] = 0.0, 1.0
-        elif name == "magnetometer":
-            low[where], high[where] = -0.5, 0.5
-    return Box(low, high, dtype=np.float32)
+    parts = config.observation_table()
+    bounds = np.concatenate([np.tile(part.range or (-np.inf, np.inf), (part.stop - part.start, 1)) for part in parts])
+    return Box(*bounds.T.astype(np.float32), dtype=np.float32)
 
 
 def action_space() -> Box:

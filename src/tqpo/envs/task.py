@@ -4,16 +4,7 @@ A step, in the engine's order: ten physics steps; dense reward (decrease of the 
 (with the button timer as it was); the timer ticks; goal test (+1, timer set, new goal, its distance becomes the reference);
 observation under a forward pass at the new state.
 
-| observation (alphabetical) | meaning | unit | range |
-|---|---|---|---|
-| accelerometer [3] | proper acceleration, body frame; gravity gives +9.81 on z | m/s² | |
-| buttons_lidar [16] | closeness of buttons; 0 while the timer runs | – | 0…1 |
-| goal_lidar [16] | closeness of the goal | – | 0…1 |
-| gremlins_lidar [16], hazards_lidar [16] | closeness | – | 0…1 |
-| gyro [3] | angular velocity, body frame | rad/s | |
-| magnetometer [3] | field (0, −0.5, 0) in the body frame | – | ±0.5 |
-| velocimeter [3] | velocity, body frame | m/s | |
-| previous_cost [1] | the indicator cost of the step that led here; 0 at the start | – | 0, 1 |
+`Task.observation_table` says what the observation holds.
 
 Reward: distance decrease [m] + 1 on reaching the goal, clipped to ±10. Cost: a vector; its first entry is 1 if any source is
 violated, the others say which (`TaskConfig.sources`).
@@ -22,6 +13,7 @@ Differences from the original: SimpleEnv swaps its two buttons (the paper's text
 the appended cost is that of the step just taken (the released wrapper appends the one before).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -33,14 +25,12 @@ from tqpo.envs import layout as layouts
 from tqpo.envs.config import TaskConfig
 from tqpo.envs.layout import Layout
 from tqpo.envs.lidar import lidar
+from tqpo.envs.observation import FIELD, GRAVITY, Feature, Slice
 from tqpo.physics import planar
 from tqpo.physics.dispatch import make_drive, make_push
 from tqpo.physics.drive import Motion, components
 from tqpo.physics.push import Boxes, BoxMotion, start_boxes
 from tqpo.types import Array, Key, Step
-
-GRAVITY = 9.81  # m/s²
-FIELD = -0.5  # the magnetometer's field points along −y
 
 
 class State(NamedTuple):
@@ -74,7 +64,11 @@ class Task:
 
     @property
     def obs_size(self) -> int:
-        return self.config.observation["previous_cost"].stop
+        return self.observation_table()[-1].stop
+
+    def observation_table(self, extra: Iterable[Feature] = ()) -> tuple[Slice, ...]:
+        """What each slice of the observation is; `extra` is what a wrapper appends."""
+        return self.config.observation_table(extra)
 
     @property
     def action_size(self) -> int:

@@ -8,7 +8,10 @@ import numpy as np
 
 from tqpo import provenance, store
 from tqpo.algorithms.presets import DESCRIPTIONS
+from tqpo.envs import make
+from tqpo.envs.observation import Slice, slice_table
 from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.host.reference import is_reference
 from tqpo.training.evaluations import evaluations_of
 from tqpo.training.job import Job
 
@@ -54,10 +57,18 @@ def facts_of(folder: store.Run, seed: int, policy: ActorPolicy) -> dict[str, Any
         },
         "versions": last["versions"],
         "exported_by": {name: provenance.version(name) for name in ("tqpo", "jax", "onnx") if provenance.version(name)},
+        "observation": observation_of(job),
         "action": description.get("action"),
         **signature(policy, description.get("action")),
         "limits": list(LIMITS),
     }
+
+
+def observation_of(job: Job) -> list[dict[str, Any]]:
+    """What each slice of `obs` is, in a task of ours; of other environments nothing is known."""
+    if is_reference(job.task):
+        return []
+    return [part._asdict() for part in make(job.task, **job.task_settings).observation_table()]
 
 
 def constraints_of(algorithm: Mapping[str, Any], evaluations: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -127,6 +138,7 @@ def markdown(facts: Mapping[str, Any], to: str) -> str:
         + ", ".join(f"{name} {v}" for name, v in facts["exported_by"].items()) + ".",
         "## Inputs",
         port_table(facts["inputs"]),
+        *(["`obs` holds", slice_table(Slice(**part) for part in facts["observation"])] if facts["observation"] else []),
         "## Outputs",
         port_table(facts["outputs"]),
         "`action` is the likeliest action, in [-1, 1]. " + SAMPLING["index" in {p["name"] for p in facts["outputs"]}]
