@@ -14,13 +14,14 @@ class Export:
     """
 
     run: Folder
-    """The folder that training wrote."""
+    """The folder that training wrote, or a policy that came with the package, such as SimpleEnv-90."""
     to: str = "onnx"
     """onnx, or stablehlo for JAX and XLA."""
     seed: int | None = None
     """Which seed's policy; by default the first."""
     out: pathlib.Path | None = None
-    """The file to write; by default export/seed-N.onnx or .stablehlo in the run. The card has the same name and .md."""
+    """The file to write; the card has the same name and .md. By default export/seed-N.onnx or .stablehlo in the run, and
+    NAME.onnx or .stablehlo in the current folder for a policy that came with the package."""
 
     def __call__(self) -> None:
         from tqpo.output.export import export
