@@ -44,9 +44,9 @@ class Algorithms:
         from rich.console import Console
         from rich.table import Table
 
-        from tqpo.algorithms.presets import DESCRIPTIONS
+        from tqpo.algorithms.presets import DESCRIPTIONS, PRESETS
 
-        table = Table(title="Algorithms", caption="Presets: fast (default), paper")
+        table = Table(title="Algorithms", caption=f"Presets: {', '.join(PRESETS)}; fast is the default")
         for column in ("name", "constraint", "what it is"):
             table.add_column(column)
         for name, (constraint, text) in DESCRIPTIONS.items():
