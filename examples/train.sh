@@ -16,6 +16,6 @@ tqpo train courier:Courier --constraint damage:limit=10,safety=0.9 --out runs/co
 tqpo train courier:Courier --constraint energy:mean=10 --out runs/courier-energy-only $courier
 
 for name in pendulum cartpole cheetah courier courier-damage-only courier-energy-only; do
-    python -m tqpo.summary "runs/$name" --out "../results/own-environment/$name.json"
+    python -m tqpo.output.digest "runs/$name" --out "../results/own-environment/$name.json"
 done
 python figure.py ../results/own-environment ../docs/images/own-environment.png
