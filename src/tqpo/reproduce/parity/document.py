@@ -90,8 +90,8 @@ def differing(cells: dict[str, Any]) -> str:
             why = Counter(d["why"].split(",")[0] for d in found)
             for reason, count in why.most_common():
                 of_these = [d for d in found if d["why"].split(",")[0] == reason]
-                examples = "; ".join(describe(d) for d in of_these[:3])
-                lines.append(f"- {task}, {label}: {count} × {reason}. {examples}.")
+                lines.append(f"- {task}, {label}: {count} × {reason}.")
+                lines += [f"  - {describe(d)}" for d in of_these[:3]]
     return "\n".join(lines) or "None: no step differs beyond the tolerances."
 
 
@@ -153,7 +153,9 @@ def document(result: dict[str, Any]) -> str:
     return f"""# Agreement with MuJoCo
 
 Written by `python -m tqpo.reproduce.parity --out results/parity.json --doc docs/parity.md`.
-Commit {origin["commit"]}; {versions}; {origin["made"]}.
+Commit {origin["commit"]}; {origin["made"]};
+{versions}.
+
 The judge is the MuJoCo twin of each task (`tqpo/envs/mujoco.py`). It has the same state; physics, contacts and sensors
 come from the `mujoco` package, and everything else is written a second time in NumPy.
 
@@ -170,13 +172,13 @@ second table below has it all.
 
 **Measured against Safety-Gymnasium 1.0.0** (MuJoCo 2.3.3; not part of the command above): over a step SimpleEnv and
 DynamicEnv agree to 8e-6, with every cost equal. Contacts between the robot's arrow and a gremlin differ, by 0.07 m/s or
-rad/s at the median, and the cost differs on 61 of 6,000 steps. The solver of that MuJoCo is different; the model is not.
+rad/s at the median, and the cost differs on 61 of 6,000 steps. That MuJoCo's solver is different, not the model.
 
 ## One step from random states
 
 The size of the difference in velocity [m/s, rad/s], the largest component over robot and gremlins, over {states:,} states
-per task. MuJoCo's solver is iterated to the end (tolerance 1e-30, 200 iterations); the last column has it at its default
-tolerance of 1e-8. Wanted of the 2 ms step: {"; ".join(f"{k}: {v}" for k, v in BARS.items())}.
+per task. MuJoCo's solver is iterated to the end (tolerance 1e-30, 200 iterations); the last column has it at its
+default tolerance of 1e-8. Wanted of the 2 ms step: {"; ".join(f"{k}: {v}" for k, v in BARS.items())}.
 
 Over 20 ms, ten such steps, rounding errors grow. The hinge's speed servo has a gain of 0.09/I ≈ 3,200 /s, so each 2 ms
 multiply an error in its linear range by about −4.
@@ -191,8 +193,8 @@ the observation has a column of its own.
 
 {copied(copy)}
 
-Steps that differ in a cost, or in float64 by more than the tolerances, as JAX / MuJoCo, with the distance of that state
-to the boundaries:
+Steps that differ in a cost, or in float64 by more than the tolerances; at most three of a kind. Each has its policy,
+episode and step, the costs as JAX / MuJoCo, the largest difference, and the distance of that state to the boundaries:
 
 {differing(copy)}
 
