@@ -178,7 +178,8 @@ rad/s at the median, and the cost differs on 61 of 6,000 steps. That MuJoCo's so
 
 The size of the difference in velocity [m/s, rad/s], the largest component over robot and gremlins, over {states:,} states
 per task. MuJoCo's solver is iterated to the end (tolerance 1e-30, 200 iterations); the last column has it at its
-default tolerance of 1e-8. Wanted of the 2 ms step: {"; ".join(f"{k}: {v}" for k, v in BARS.items())}.
+default tolerance of 1e-8.
+Wanted of the 2 ms step: {"; ".join(f"{k}: {v}" for k, v in BARS.items())}.
 
 Over 20 ms, ten such steps, rounding errors grow. The hinge's speed servo has a gain of 0.09/I ≈ 3,200 /s, so each 2 ms
 multiply an error in its linear range by about −4.
