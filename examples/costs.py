@@ -1,7 +1,9 @@
-"""Cost functions for Gymnasium's own environments: `tqpo train gym:CartPole-v1 --cost-fn costs:cart_position` in this folder.
+"""Cost functions for Gymnasium's own environments.
 
-A cost function sees the observation before the step, the action as the environment got it, the observation after it, and `info`. It
-returns the cost of the step: a number that is not negative, or a dict of them by name.
+In this folder: `tqpo train gym:CartPole-v1 --cost-fn costs:cart_position`.
+
+A cost function sees the observation before the step, the action as the environment got it, the observation after it,
+and `info`. It returns the cost of the step: a number that is not negative, or a dict of them by name.
 """
 
 

@@ -16,11 +16,12 @@ On each leg the courier chooses how hard to drive and how much of the shortcut t
 | 1 | traffic on this leg | 0 … 1 |
 | 2 | accidents so far, a tenth of the damage | 0 … 20 |
 
-The best courier drives flat out through every shortcut: energy 40, damage about 30. A bound on damage alone leaves energy at 40;
-a bound on mean energy alone leaves damage at 30. It takes both.
+The best courier drives flat out through every shortcut: energy 40, damage about 30. A bound on damage alone leaves
+energy at 40; a bound on mean energy alone leaves damage at 30. It takes both.
 
-An environment is a frozen dataclass (it must be hashable) with the members of `tqpo.types.Env`. `reset` and `step` are pure
-functions of one copy: batches come from `vmap`, randomness from a key inside the state, and nobody resets in `step`.
+An environment is a frozen dataclass (it must be hashable) with the members of `tqpo.types.Env`. `reset` and `step` are
+pure functions of one copy: batches come from `vmap`, randomness from a key inside the state, and nobody resets in
+`step`.
 """
 
 import dataclasses

@@ -220,7 +220,7 @@ def actions(batch, scale: float = 1.0):
 
 
 def test_next_step_autoreset():
-    """The step that ends an episode gives its last observation; the next ignores the action and gives the first of a new one."""
+    """The step that ends an episode gives its last observation; the next ignores its action and starts a new one."""
     batch = vector()
     assert batch.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
     batch.reset(seed=0)

@@ -1,4 +1,7 @@
-"""The JAX tasks against their MuJoCo twins, in double precision. `python -m tqpo.reproduce.parity` does the same at length."""
+"""The JAX tasks against their MuJoCo twins, in double precision.
+
+`python -m tqpo.reproduce.parity` does the same at length.
+"""
 
 from functools import partial
 
@@ -20,8 +23,10 @@ COPIES, STEPS = 40, 40
 
 @pytest.fixture(scope="module", params=list(TASKS))
 def run(request):
-    """Per step: states before it, actions, steps and states after it, [COPIES, …]. Half of the robots drive; before each step the
-    other half is put at random, mostly beside or into a solid thing."""
+    """Per step: states before it, actions, steps and states after it, [COPIES, …].
+
+    Half of the robots drive; before each step the others are put at random, mostly beside or into a solid thing.
+    """
     config = TASKS[request.param]
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):

@@ -1,4 +1,4 @@
-"""The tasks by hand: layouts with known lidar, reward and cost; the order within a step; contracts of every registered task."""
+"""The tasks by hand: layouts with known lidar, reward and cost; the order within a step; contracts of every task."""
 
 import dataclasses
 
@@ -36,7 +36,8 @@ def part(task: Task, obs, name: str) -> np.ndarray:
 
 
 def test_lidar_straight_ahead():
-    # 1.5 m ahead: closeness (3 − 1.5)/3 = 0.5 at angle 0 = bin 0, fraction 0: all of it in bin 0 and, by 1 − 0, in bin 15.
+    # 1.5 m ahead: closeness (3 − 1.5)/3 = 0.5 at angle 0 = bin 0, fraction 0: all of it in bin 0 and, by 1 − 0, in
+    # bin 15.
     _, obs = start(DYNAMIC, robot=[0, 0, 0], goal=[1.5, 0], hazards=AWAY)
     expected = np.zeros(16)
     expected[[0, 15]] = 0.5
@@ -44,7 +45,8 @@ def test_lidar_straight_ahead():
 
 
 def test_lidar_in_the_middle_of_a_bin_turns_with_the_robot():
-    # World angle 90°, heading 56.25°: 33.75° = 1.5 bins to the left. Closeness (3 − 0.6)/3 = 0.8 in bin 1, half in bins 0 and 2.
+    # World angle 90°, heading 56.25°: 33.75° = 1.5 bins to the left. Closeness (3 − 0.6)/3 = 0.8 in bin 1, half in
+    # bins 0 and 2.
     _, obs = start(DYNAMIC, robot=[0, 0, np.radians(56.25)], goal=[0, 0.6], hazards=AWAY)
     expected = np.zeros(16)
     expected[[0, 1, 2]] = 0.4, 0.8, 0.4
@@ -73,8 +75,9 @@ def test_sensors_at_rest():
 
 
 def test_reward_is_the_way_coasted_towards_the_goal():
-    # 1 m/s ahead, no commands. Damping d = 0.01 taken implicitly: v ← v·m/(m + h·d), m = 5.18879e-3, h = 2e-3, so by a factor
-    # r = 1/1.0038545 each step; the way is h·(r + r² + … + r¹⁰) = 0.002·9.7916 = 0.019583 m, all of it towards the goal.
+    # 1 m/s ahead, no commands. Damping d = 0.01 taken implicitly: v ← v·m/(m + h·d), m = 5.18879e-3, h = 2e-3, so by
+    # a factor r = 1/1.0038545 each step; the way is h·(r + r² + … + r¹⁰) = 0.002·9.7916 = 0.019583 m, all of it towards
+    # the goal.
     r = 1.0 / (1.0 + 0.002 * 0.01 / 5.18879e-3)
     way = 0.002 * sum(r**k for k in range(1, 11))
     assert way == pytest.approx(0.019583, abs=1e-6)
@@ -115,7 +118,8 @@ def test_a_wrong_button_costs_and_the_right_one_does_not():
 
 
 def test_the_arrow_touches_too():
-    # The arrow reaches 0.15 m ahead: 0.21 m from the button's centre the sphere is 0.01 m clear of it, the arrow overlaps by 0.04.
+    # The arrow reaches 0.15 m ahead: 0.21 m from the button's centre the sphere is 0.01 m clear of it, and the arrow
+    # overlaps by 0.04.
     for heading, cost in ((0.0, 1.0), (np.pi, 0.0)):
         state, _ = start(SIMPLE, robot=[0.79, 1.0, heading], goal=0)
         assert float(step(SIMPLE, state)[1].cost[0]) == cost

@@ -1,4 +1,4 @@
-"""Parity of the robot and a welded box with MuJoCo, one physics step from states met in rollouts and from random deep ones."""
+"""Parity of the robot and a welded box with MuJoCo: one physics step from states of rollouts and random deep ones."""
 
 import functools
 from typing import NamedTuple
@@ -281,7 +281,8 @@ def test_a_welded_box_alone(x64):
 
 
 def test_a_box_joins_its_circle_and_trails_it():
-    """From rest at the circle's centre and z = 0.1: on its way within 0.3 s, then 3.14 cm behind, sagging 0.44 mm under z = 0.2.
+    """From rest at the circle's centre and z = 0.1: on its way within 0.3 s, then 3.14 cm behind, sagging 0.44 mm under
+    z = 0.2.
 
     A point that follows g(t) = r·(sin t, cos t) by v̇ = d·(k·d·(g − p) − b·v) trails it by v·b/(k·d) at low speed:
     0.34 m/s · 105.26/(1231.1·0.95) = 0.0306 m, and the rest is centripetal. Sag: (1 − d)·9.81/(k·d²) = 0.44 mm."""
@@ -317,7 +318,7 @@ def test_along_a_push(x64):
 
 
 def test_ten_steps_on_their_own(x64):
-    """One environment step. (Not longer: the contacts chatter, and in MuJoCo itself 1e-13 grows to 1e-3 within 100 steps.)"""
+    """One environment step; not more: contacts chatter, and in MuJoCo itself 1e-13 grows to 1e-3 within 100 steps."""
     states = now = some_states()
     effort = None
     for _ in range(10):
@@ -337,8 +338,8 @@ def test_ten_steps_on_their_own(x64):
 
 
 def test_one_contact_by_hand(x64):
-    """One variable, one slot that sees only its normal: ten equal rows c₀ = z + e. With e = −3 and D = 0.2 the minimum of
-    ½z² + 10·½·D·(z − 3)² is at z·(1 + 10·D) = 10·D·3, so z = 2."""
+    """One variable, one slot that sees only its normal: ten equal rows c₀ = z + e. With e = −3 and D = 0.2 the minimum
+    of ½z² + 10·½·D·(z − 3)² is at z·(1 + 10·D) = 10·D·3, so z = 2."""
     slots = jnp.zeros((1, SLOTS))
     first = slots.at[0, 0].set(1.0)
     column = dict.fromkeys(range(1, 6), slots) | {0: first}

@@ -126,7 +126,8 @@ def test_metrics_have_a_row_per_run_and_iteration(run):
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["run", "seed", "iteration", "step", "return", "λ.0", "λ.1", "n"]
     assert rows[0] == {
-        "run": "0", "seed": "5", "iteration": "11", "step": "1100", "return": "0.1", "λ.0": "1.0", "λ.1": "1.0", "n": "1"
+        "run": "0", "seed": "5", "iteration": "11", "step": "1100",
+        "return": "0.1", "λ.0": "1.0", "λ.1": "1.0", "n": "1",
     }  # fmt: skip
     found = run.metrics()
     np.testing.assert_array_equal(found["run"], [0, 1, 0, 1])

@@ -32,8 +32,8 @@ class Crash(BaseException):
 class Disk:
     """Counts the calls that change the disk and fails at one of them.
 
-    `kill`: at call `at` the process dies; a write gets half of its data out. `cut`: the power fails too, and whatever was not
-    synced is gone. `full`: from call `at` on, writes fail as on a full disk, until `room` is made.
+    `kill`: at call `at` the process dies; a write gets half of its data out. `cut`: the power fails too, and whatever
+    was not synced is gone. `full`: from call `at` on, writes fail as on a full disk, until `room` is made.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, mode: str = "count", at: int = 0):

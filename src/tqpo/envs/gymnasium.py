@@ -8,12 +8,14 @@
 | `strict` | an action outside [-1, 1] is an error (default); `False` clips it |
 | any field of `TaskConfig` | a variant, e.g. `max_steps=200` |
 
-`reset(options={"layout": {...}})` places things: "robot": [x, y, heading], "hazards", "buttons": [[x, y], …], "gremlins":
-[[x, y, heading], …], "goal": [x, y] or the index of the goal button; what is left out is drawn at random. `info["layout"]` has the
-same form. `info["cost"]` is the indicator that the limit applies to, `info["cost_hazards"]`… are its sources.
+`reset(options={"layout": {...}})` places things: "robot": [x, y, heading], "hazards", "buttons": [[x, y], …],
+"gremlins": [[x, y, heading], …], "goal": [x, y] or the index of the goal button; what is left out is drawn at random.
+`info["layout"]` has the same form. `info["cost"]` is the indicator that the limit applies to, `info["cost_hazards"]`…
+are its sources.
 
-`gymnasium.make_vec("tqpo/SimpleEnv-v0", num_envs=900)` runs the JAX batch as one program; `autoreset_mode` is Gymnasium's
-"NextStep" (default), "SameStep" or "Disabled". Copy i under seed s is the single environment under seed s + i.
+`gymnasium.make_vec("tqpo/SimpleEnv-v0", num_envs=900)` runs the JAX batch as one program; `autoreset_mode` is
+Gymnasium's "NextStep" (default), "SameStep" or "Disabled". Copy i under seed s is the single environment under seed s +
+i.
 """
 
 from collections.abc import Sequence
@@ -72,7 +74,7 @@ def keys_of(seeds: Sequence[int | None], random: np.random.Generator) -> Key:
 
 @jax.jit
 def split_keys(keys: Key) -> tuple[Key, Key, Key]:
-    """Keys [N] → their successors, and keys for the layout and the state of the next episode (as `Task.reset` splits them)."""
+    """Keys [N] → their successors, and the keys of the next episode's layout and state, split as in `Task.reset`."""
     following, episode = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     layout, state = jnp.moveaxis(jax.vmap(jax.random.split)(episode), 1, 0)
     return following, layout, state

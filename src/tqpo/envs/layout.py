@@ -1,8 +1,8 @@
 """Where things start: layouts drawn as Safety Gym draws them, in a bounded number of tries.
 
-Objects are placed in the order robot, goal, buttons, hazards, gremlins, each uniformly in the arena shrunk by its own keepout and
-redrawn while it lies closer than the sum of keepouts to an earlier one; when an object runs out of tries, the whole layout is
-drawn anew. A goal area is finally drawn once more against everything else.
+Objects are placed in the order robot, goal, buttons, hazards, gremlins, each uniformly in the arena shrunk by its own
+keepout and redrawn while it lies closer than the sum of keepouts to an earlier one; when an object runs out of tries,
+the whole layout is drawn anew. A goal area is finally drawn once more against everything else.
 """
 
 import math

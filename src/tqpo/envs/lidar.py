@@ -1,7 +1,8 @@
 """Safety Gym's pseudo-lidar: closeness of the nearest object per angular bin, smeared into both neighbours.
 
-An object at distance r and angle φ (body frame) falls into bin i = ⌊φ/Δ⌋, Δ = 2π/bins, with fraction f = φ/Δ − i. Its closeness
-s = max(0, (D − r)/D) enters bin i fully, bin i+1 with weight f and bin i−1 with weight 1 − f; each bin keeps the largest entry.
+An object at distance r and angle φ (body frame) falls into bin i = ⌊φ/Δ⌋, Δ = 2π/bins, with fraction f = φ/Δ − i. Its
+closeness s = max(0, (D − r)/D) enters bin i fully, bin i+1 with weight f and bin i−1 with weight 1 − f; each bin keeps
+the largest entry.
 """
 
 import jax.numpy as jnp

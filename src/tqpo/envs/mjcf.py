@@ -44,8 +44,8 @@ def model_xml(config: TaskConfig) -> str:
         f'<body name="gremlin{i}" pos="0 0 {box.half_size}"><freejoint/><geom name="gremlin{i}" type="box" '
         f'size="{box.half_size} {box.half_size} {box.half_size}" density="{box.density}" '
         f'{friction(box.friction)} {soft(box.contact)} rgba="{COLOURS["gremlin"]}"/></body>'
-        f'<body name="gremlin{i}_mocap" mocap="true"><geom type="box" size="0.02 0.02 0.02" contype="0" conaffinity="0" '
-        f'rgba="0 0 0 0"/></body>'
+        f'<body name="gremlin{i}_mocap" mocap="true"><geom type="box" size="0.02 0.02 0.02" contype="0" '
+        f'conaffinity="0" rgba="0 0 0 0"/></body>'
         for i in range(config.gremlins)
     ]
     welds = [f'<weld body1="gremlin{i}_mocap" body2="gremlin{i}" {soft(box.weld)}/>' for i in range(config.gremlins)]
@@ -66,8 +66,10 @@ def model_xml(config: TaskConfig) -> str:
     <velocity ctrlrange="-1 1" forcerange="{-limit} {limit}"/>
   </default>
   <asset>
-    <texture name="sky" type="skybox" builtin="gradient" rgb1="0.95 0.97 1" rgb2="0.75 0.82 0.9" width="64" height="64"/>
-    <texture name="floor" type="2d" builtin="checker" rgb1="0.93 0.93 0.95" rgb2="0.87 0.88 0.91" width="256" height="256"/>
+    <texture name="sky" type="skybox" builtin="gradient" rgb1="0.95 0.97 1" rgb2="0.75 0.82 0.9"
+             width="64" height="64"/>
+    <texture name="floor" type="2d" builtin="checker" rgb1="0.93 0.93 0.95" rgb2="0.87 0.88 0.91"
+             width="256" height="256"/>
     <material name="floor" texture="floor" texrepeat="2 2" texuniform="true"/>
   </asset>
   <worldbody>

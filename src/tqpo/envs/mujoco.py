@@ -1,8 +1,8 @@
 """The MuJoCo twin of every task: the same state in and out, stepped by the `mujoco` package (3.3 to 4.0).
 
-It is the judge of the JAX tasks, so reward, cost, goal test, lidar and sensors are written here once more, in plain NumPy and from
-MuJoCo's own contact list and sensors. It shares with them only `TaskConfig` and the drawing of layouts and goals: the same key
-gives the same layout, and the same state the same next goal.
+It is the judge of the JAX tasks, so reward, cost, goal test, lidar and sensors are written here once more, in plain
+NumPy and from MuJoCo's own contact list and sensors. It shares with them only `TaskConfig` and the drawing of layouts
+and goals: the same key gives the same layout, and the same state the same next goal.
 """
 
 import ctypes
@@ -88,7 +88,7 @@ def of_numpy(kind: Any, **fields: Any) -> Any:
 
 
 class MujocoTask:
-    """One copy of a task in MuJoCo; it holds its state. `converged=True` iterates MuJoCo's solver to the last digits."""
+    """One copy of a task in MuJoCo; it holds its state. `converged=True` iterates MuJoCo's solver to the end."""
 
     def __init__(self, config: TaskConfig, *, converged: bool = False) -> None:
         layouts.check_room(config)
@@ -259,8 +259,8 @@ class MujocoTask:
             return mujoco.Renderer(self.model, 480, 640)
         except Exception as error:  # each GL platform fails with a type of its own
             raise RenderError(
-                f"MuJoCo cannot draw here (MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r}): {error}. Set MUJOCO_GL to egl, "
-                "osmesa or glfw before Python starts, or use the drawing from above, which needs no OpenGL"
+                f"MuJoCo cannot draw here (MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r}): {error}. Set MUJOCO_GL to "
+                "egl, osmesa or glfw before Python starts, or use the drawing from above, which needs no OpenGL"
             ) from error
 
     def render(self) -> np.ndarray:

@@ -62,7 +62,8 @@ def task_features(kinds: Iterable[str], bins: int, max_range: float, button_time
 def lidar_feature(kind: str, bins: int, max_range: float, button_timer: int) -> Feature:
     meaning = (
         f"max(0, 1 − r/{max_range:g} m), with r the distance to the centre of the {OBJECTS[kind]}, in each of {bins} "
-        f"sectors of {360 / bins:g}° from straight ahead to the left; an object shows in the two sectors beside its own too"
+        f"sectors of {360 / bins:g}° from straight ahead to the left; an object also shows in the two sectors beside "
+        "its own"
     )
     if kind == "buttons":
         meaning += f"; all 0 in the {button_timer} observations from reaching a goal on"

@@ -1,7 +1,8 @@
 """A drawing of a task from above, without OpenGL. `python -m tqpo.output.pictures` draws those of the docs with it.
 
-Colours follow Safety Gym: robot red, goal green, hazards blue, buttons orange, gremlins purple. Around the robot lies one ring per
-lidar in the colour of what it sees, a bin the more opaque the closer the object. A red frame marks a step that costs.
+Colours follow Safety Gym: robot red, goal green, hazards blue, buttons orange, gremlins purple. Around the robot lies
+one ring per lidar in the colour of what it sees, a bin the more opaque the closer the object. A red frame marks a step
+that costs.
 """
 
 import math

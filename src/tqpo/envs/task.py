@@ -1,16 +1,16 @@
 """Safety Gym's goal and button tasks as pure functions.
 
-A step, in the engine's order: ten physics steps; dense reward (decrease of the distance to the goal since the last step); cost
-(with the button timer as it was); the timer ticks; goal test (+1, timer set, new goal, its distance becomes the reference);
-observation under a forward pass at the new state.
+A step, in the engine's order: ten physics steps; dense reward (decrease of the distance to the goal since the last
+step); cost (with the button timer as it was); the timer ticks; goal test (+1, timer set, new goal, its distance becomes
+the reference); observation under a forward pass at the new state.
 
 `Task.observation_table` says what the observation holds.
 
-Reward: distance decrease [m] + 1 on reaching the goal, clipped to ±10. Cost: a vector; its first entry is 1 if any source is
-violated, the others say which (`TaskConfig.sources`).
+Reward: distance decrease [m] + 1 on reaching the goal, clipped to ±10. Cost: a vector; its first entry is 1 if any
+source is violated, the others say which (`TaskConfig.sources`).
 
-Differences from the original: SimpleEnv swaps its two buttons (the paper's text; `next_button="random"` gives the engine's rule);
-the appended cost is that of the step just taken (the released wrapper appends the one before).
+Differences from the original: SimpleEnv swaps its two buttons (the paper's text; `next_button="random"` gives the
+engine's rule); the appended cost is that of the step just taken (the released wrapper appends the one before).
 """
 
 from collections.abc import Iterable

@@ -26,7 +26,7 @@ def entropy(mean: Array, log_std: Array | None) -> Array:
 
 
 def sample(mean: Array, log_std: Array | None, noise: Array) -> Array:
-    """The action that standard normal noise [..., A] makes: μ + σ·z, or the choice with the highest logit + Gumbel(Φ(z)).
+    """The action of standard normal noise z [..., A]: μ + σ·z, or the choice with the highest logit + Gumbel(Φ(z)).
 
     Zero noise gives the mean, or the likeliest choice.
     """

@@ -1,8 +1,9 @@
-"""What a sample of episodes says about the policy, and how surely: intervals, and a verdict in plain English.
+"""What a sample of episodes says about a policy: intervals, and a verdict in plain English.
 
-All intervals are two-sided. Clopper–Pearson and the order-statistic interval hold for every sample size and distribution, and
-they agree with each other: the upper end of the quantile's interval is within the limit exactly when the lower end of the
-probability's interval reaches the level. (Both ask whether Pr[Bin(n, level) ≥ k] ≤ α/2, for the k episodes within the limit.)
+All intervals are two-sided. Clopper–Pearson and the order-statistic interval hold for every sample size and
+distribution, and they agree with each other: the upper end of the quantile's interval is within the limit exactly when
+the lower end of the probability's interval reaches the level. (Both ask whether Pr[Bin(n, level) ≥ k] ≤ α/2, for the k
+episodes within the limit.)
 """
 
 import math
@@ -43,9 +44,11 @@ def tail(confidence: float) -> float:
 
 
 def clopper_pearson(successes: float, n: float, confidence: float = 0.95) -> Interval:
-    """Exact interval of a proportion: [B(α/2; k, n−k+1), B(1−α/2; k+1, n−k)] (Clopper & Pearson 1934), B the Beta quantile.
+    """Exact interval of a proportion (Clopper & Pearson 1934): [B(α/2; k, n−k+1), B(1−α/2; k+1, n−k)].
 
-    Not only integers make sense here: the Beta form interpolates between them, which `episodes_needed` uses.
+    B is the quantile of the Beta distribution.
+
+    The counts need not be integers: the Beta form interpolates between them, which `episodes_needed` uses.
     """
     if not 0 <= successes <= n:
         raise ConfigError(f"{successes} successes of {n}: between none and all of them")
@@ -63,10 +66,10 @@ def quantile_rank(n: int, level: float) -> int:
 
 
 def quantile_interval(values: np.ndarray, level: float, confidence: float = 0.95) -> Interval:
-    """Interval of the p-quantile between two order statistics, whatever the distribution (numpy's `inverted_cdf` estimate).
+    """Distribution-free interval of the p-quantile between two order statistics; its value is numpy's `inverted_cdf`.
 
     x_(l) ≤ q_p with probability at least Pr[B ≥ l] and x_(u) ≥ q_p with at least Pr[B < u], B ~ Bin(n, p). So l is the
-    largest rank with Pr[B < l] ≤ α/2 and u the smallest with Pr[B ≥ u] ≤ α/2. Ties only make it surer.
+    largest rank with Pr[B < l] ≤ α/2 and u the smallest with Pr[B ≥ u] ≤ α/2. Ties only make it more conservative.
     """
     if not 0 < level < 1:
         raise ConfigError(f"level = {level}: strictly between 0 and 1")
@@ -100,7 +103,7 @@ def mean_interval(values: np.ndarray, confidence: float = 0.95, resamples: int =
     """Bootstrap interval of the mean, bias-corrected and accelerated (Efron 1987).
 
     Its ends are the levels Φ(z₀ + (z₀ + z)/(1 − a(z₀ + z))) of the resampled means: z₀ from the share of them below the
-    mean, a = Σd³/(6(Σd²)^{3/2}) with d the deviations from it, which makes skewed samples' intervals skew.
+    mean, a = Σd³/(6(Σd²)^{3/2}) with d the deviations from it, so a skewed sample has a skewed interval.
     """
     alpha, values = tail(confidence), np.asarray(values, float)
     if len(values) < 2:
@@ -124,7 +127,7 @@ def iqm(values: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 def iqm_interval(values: np.ndarray, confidence: float = 0.95, resamples: int = 2000, seed: int = 0) -> Interval:
-    """IQM over seeds with a percentile bootstrap over them. With few seeds it is optimistic, with one it is unbounded."""
+    """IQM over seeds with a percentile bootstrap. With few seeds it is too narrow; with one it is unbounded."""
     alpha, values = tail(confidence), np.asarray(values, float)
     if len(values) < 2:
         return Interval(float(values[0]) if len(values) else math.nan, -math.inf, math.inf)
@@ -140,7 +143,7 @@ def word(probability: Interval, level: float) -> str:
 
 
 def episodes_needed(rate: float, level: float, confidence: float = 0.95) -> int | None:
-    """Episodes after which the verdict would fall if the rate stayed as it is; None if that is beyond ten million."""
+    """Episodes after which the verdict would be clear if the rate stayed as it is; None if beyond ten million."""
 
     def settled(n: int) -> bool:
         return word(clopper_pearson(rate * n, n, confidence), level) != "cannot tell yet"
@@ -193,15 +196,15 @@ def mean_verdict(found: Interval, n: int, limit: float, confidence: float = 0.95
         "cannot tell yet": f"which leaves open whether it is within {limit:g}. More episodes would narrow it.",
     }
     sentence = (
-        f"The mean episode {name} of {n:,} episodes is {found.value:.4g}. With {100 * confidence:g}% confidence, the true mean is "
-        f"between {found.low:.4g} and {found.high:.4g}"
+        f"The mean episode {name} of {n:,} episodes is {found.value:.4g}. With {100 * confidence:g}% confidence, the "
+        f"true mean is between {found.low:.4g} and {found.high:.4g}"
     )
     joint = ", " if said == "cannot tell yet" else ": "
     return Verdict(said, sentence + joint + ends[said], found, None if said == "cannot tell yet" else 0)
 
 
 def percentages(probability: Interval, level: float) -> tuple[str, str]:
-    """Both ends as text, rounded outward with as few digits as leave each on its side of the level."""
+    """Both ends as text, rounded outward with the fewest digits that keep each on its side of the level."""
     low, high, digits = probability.low, probability.high, 0
     for digits in range(1, 9):
         low, high = outward(probability.low, probability.high, digits)

@@ -31,7 +31,7 @@ def label_of(job: Job) -> str:
 
 
 def curves_of(folder: store.Run, place: int = 0, label: str = "") -> list[plots.Curve]:
-    """The learning curves in a run's `metrics.csv`, of the constraint at that place; none if there is no such constraint."""
+    """The learning curves of a run's constraint number `place`, from `metrics.csv`; empty if there is no such one."""
     job = Job.from_description(folder.config)
     columns = folder.metrics()
     if not columns or place >= len(job.asked()):

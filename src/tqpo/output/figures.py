@@ -1,6 +1,7 @@
 """How every figure looks, and how it is written.
 
-A figure can be saved as PNG and SVG, or put into a page as SVG whose ink is the page's text colour: it follows a dark theme.
+A figure can be saved as PNG and SVG, or put into a page as SVG whose ink is the page's text colour: it follows a dark
+theme.
 """
 
 import io

@@ -105,8 +105,10 @@ def player(episodes: Sequence[Mapping[str, Any]]) -> str:
     speeds = "".join(f"<option value={x}{' selected' * (x == 1)}>{x}×</option>" for x in (0.5, 1, 2, 4, 8))
     return (
         f"<section><h2>Watch an episode</h2>{choose}<div class=player><div>"
-        '<canvas class=scene id=scene width=640 height=640 role=img aria-label="The task from above, as recorded"></canvas>'
-        "<div class=controls><canvas class=marks id=marks aria-hidden=true></canvas><button type=button id=play>Play</button>"
+        "<canvas class=scene id=scene width=640 height=640 role=img"
+        ' aria-label="The task from above, as recorded"></canvas>'
+        "<div class=controls><canvas class=marks id=marks aria-hidden=true></canvas>"
+        "<button type=button id=play>Play</button>"
         '<input type=range id=scrub min=0 value=0 step=1 aria-label="Position in the episode">'
         f'<label class=speed><select id=speed aria-label="Speed">{speeds}</select></label></div></div>'
         "<div><dl><dt>Time</dt><dd id=time></dd><dt>Step</dt><dd id=step></dd><dt>Return</dt><dd id=return></dd>"

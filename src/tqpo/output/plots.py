@@ -1,7 +1,7 @@
 """Figures: learning curves as the paper's Figures 2 and 3, the multiplier and its tilt, histograms of the episode cost.
 
-A line is the mean over seeds, the band around it one standard deviation either way (within the seeds' range). Colours are
-Okabe & Ito's, which colour-blind readers can tell apart; after six labels the line style changes.
+A line is the mean over seeds, the band around it one standard deviation either way (within the seeds' range). Colours
+are Okabe & Ito's, which colour-blind readers can tell apart; after six labels the line style changes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -192,7 +192,7 @@ def episode_costs(evaluation: Mapping[str, Any], constraint: int) -> np.ndarray:
 
 
 def histogram_edges(costs: np.ndarray, limit: float, top: float) -> np.ndarray:
-    """Edges of the bars, one of them where the limit separates safe from unsafe; whole costs fall into a bar's middle."""
+    """Edges of the bars. One separates safe from unsafe at the limit; whole-number costs fall into a bar's middle."""
     whole = bool(np.all(costs == np.round(costs)))
     width = max(1.0, np.ceil(top / 60)) if whole else top / 40
     start = np.floor(limit) + 0.5 if whole else limit
@@ -225,7 +225,7 @@ def draw_histogram(ax: "Axes", evaluation: Mapping[str, Any], constraint: int, t
 
 
 def name_lines(ax: "Axes", *marks: tuple[float, str, Any]) -> None:
-    """Two vertical lines, each named on its outer side; where there is no room, on the other side and one line lower."""
+    """Two vertical lines, each labelled on its outer side, or without room there on the other side, one line lower."""
     start, end = ax.get_xlim()
     for (x, text, line), outer in zip(sorted(marks, key=lambda m: m[0]), ("right", "left"), strict=True):
         share = (x - start) / (end - start)

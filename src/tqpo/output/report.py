@@ -1,7 +1,7 @@
 """One HTML page that needs nothing else: the verdict, the intervals, the curves, an episode to play back, the settings.
 
-No address is fetched (its own policy forbids it), all text is escaped, and the figures are SVG in the page's own ink, so that they
-follow a dark theme. The page's style and its player are the files in `assets/`.
+No address is fetched (its own policy forbids it), all text is escaped, and the figures are SVG in the page's own ink,
+so that they follow a dark theme. The page's style and its player are the files in `assets/`.
 """
 
 import base64
@@ -100,7 +100,8 @@ def verdict(evaluation: Mapping[str, Any]) -> str:
         labels = "".join(f'<span style="left:{100 * x:.2f}%">{text}</span>' for x, text in marks)
         shown = f"{gauge(found, level, low)}<div class=scale aria-hidden=true>{labels}</div>"
     return (
-        f'<section class="verdict {tone}" aria-label="Verdict"><p class=headline><span class=mark aria-hidden=true>{mark}</span>'
+        f'<section class="verdict {tone}" aria-label="Verdict"><p class=headline>'
+        f"<span class=mark aria-hidden=true>{mark}</span>"
         f"<span id=verdict>{escape(answers.get(said['word'], 'Cannot tell yet'))}</span></p>"
         f"<p class=sentence>{escape(said['sentence'])}</p><p class=soft>{escape(said['seeds'])}</p>"
         f"{shown}</section>"
@@ -134,7 +135,8 @@ def gauge(found: Mapping[str, Any], level: float, low: float) -> str:
     """The interval of a probability on an axis from `low` to 1, with the level; the text beside it says the same."""
     left, point, right = (100 * place(found[end], low) for end in ("low", "value", "high"))
     return (
-        f'<div class=gauge aria-hidden=true><span class=range style="left:{left:.2f}%;width:{right - left:.2f}%"></span>'
+        "<div class=gauge aria-hidden=true>"
+        f'<span class=range style="left:{left:.2f}%;width:{right - left:.2f}%"></span>'
         f'<span class=level style="left:{100 * place(level, low):.2f}%"></span>'
         f'<span class=point style="left:{point:.2f}%"></span></div>'
     )
@@ -208,7 +210,8 @@ def table(first: str, rows: Sequence[tuple[str, Mapping, Mapping]], note: str, t
     lines = []
     for i, (name, scope, evaluation) in enumerate(rows):
         cells = [
-            f"<th scope=row>{escape(name)}</th><td>{scope['episodes']:,}</td>{cell(*interval(scope['return'], '{:.2f}'))}"
+            f"<th scope=row>{escape(name)}</th><td>{scope['episodes']:,}</td>"
+            f"{cell(*interval(scope['return'], '{:.2f}'))}"
         ]
         for k, (c, found) in enumerate(zip(evaluation["constraints"], scope["constraints"], strict=True)):
             low = gauge_start(
@@ -226,7 +229,8 @@ def table(first: str, rows: Sequence[tuple[str, Mapping, Mapping]], note: str, t
         lines.append(f"<tr{kind}>{''.join(cells)}</tr>")
     head = "".join(f"<th scope=col>{escape(h)}</th>" if h else "<td></td>" for h in heads)
     return (
-        f'<p class=soft>{escape(note)}</p><div class=scroll role=region tabindex=0 aria-label="Intervals by {first.lower()}">'
+        f"<p class=soft>{escape(note)}</p>"
+        f'<div class=scroll role=region tabindex=0 aria-label="Intervals by {first.lower()}">'
         f"<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></div>"
     )

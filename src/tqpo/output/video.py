@@ -16,7 +16,7 @@ SAMPLED = 12  # frames that the palette is made from
 def write_video(
     path: str | pathlib.Path, frames: Iterable[np.ndarray], frame_duration: float, width: int = 360
 ) -> pathlib.Path:
-    """Writes uint8 frames [H, W, 3], shown for `frame_duration` [s] each, as the kind of file that the path's suffix names.
+    """Writes uint8 frames [H, W, 3], each shown for `frame_duration` [s]; the path's suffix says in which format.
 
     An episode of 1000 steps at every 4th frame (250 frames of 0.08 s) takes a GIF of about 1 MB.
     """

@@ -1,8 +1,8 @@
 """Where a robot touches a free box: MuJoCo's sphere–box and box–box contacts, in a fixed number of slots.
 
-All vectors are in the robot's frame: origin at its sphere's centre, x along its heading, z up. So the robot's cube (half-size h₁)
-is aligned with the axes; the other cube (half-size h₂) has centre p and axes R₀, R₁, R₂. An array of one number per environment
-has shape [..., 1], one per contact [..., SLOTS]; slots that hold no contact are masked.
+All vectors are in the robot's frame: origin at its sphere's centre, x along its heading, z up. So the robot's cube
+(half-size h₁) is aligned with the axes; the other cube (half-size h₂) has centre p and axes R₀, R₁, R₂. An array of one
+number per environment has shape [..., 1], one per contact [..., SLOTS]; slots that hold no contact are masked.
 
 | slots | contact |
 |---|---|
@@ -11,10 +11,11 @@ has shape [..., 1], one per contact [..., SLOTS]; slots that hold no contact are
 | 12 | edge against edge |
 | 13 | the robot's sphere against the box |
 
-Two cubes are tested along 15 axes (six face normals, nine products of edges); the one with the least overlap decides. For a face
-normal the opposing ("incident") face of the other cube is clipped to the reference face, and every vertex of the clipped polygon
-below it is a contact. For a product of edges the contact lies midway between the two edges. This is the collider of MuJoCo ≥ 3.12;
-earlier ones find other points. Its removal of coincident vertices is approximated by the `duplicate` tolerance.
+Two cubes are tested along 15 axes (six face normals, nine products of edges); the one with the least overlap decides.
+For a face normal the opposing ("incident") face of the other cube is clipped to the reference face, and every vertex of
+the clipped polygon below it is a contact. For a product of edges the contact lies midway between the two edges. This is
+the collider of MuJoCo ≥ 3.12; earlier ones find other points. Its removal of coincident vertices is approximated by the
+`duplicate` tolerance.
 """
 
 import math
@@ -115,8 +116,8 @@ def slots_like(x: Array) -> Array:
 def sphere_contact(radius: float, half: float, centre: Vec, axes: Axes) -> tuple[Array, Vec, Vec]:
     """The robot's sphere (at the origin) against a cube: dist, point, normal, each [..., 1].
 
-    The normal points from the sphere's centre c to the nearest point of the cube; a centre inside the cube leaves by the nearest
-    face, and its depth counts that way too.
+    The normal points from the sphere's centre c to the nearest point of the cube; a centre inside the cube leaves by
+    the nearest face, and its depth counts that way too.
     """
     local = tuple(-dot(axis, centre) for axis in axes)  # the sphere's centre in the cube's frame
     nearest = tuple(jnp.clip(x, -half, half) for x in local)
@@ -144,8 +145,8 @@ def sphere_contact(radius: float, half: float, centre: Vec, axes: Axes) -> tuple
 def find_axis(half1: float, half2: float, offset: Vec, axes: Axes) -> Overlap:
     """Separating-axis test of two cubes; `offset` from the first centre to the second, `axes` of the second.
 
-    Along a unit axis n the gap is |n·p| − h₁·Σᵢ|nᵢ| − h₂·Σⱼ|n·Rⱼ|; the largest gap decides. A product of edges must beat the faces
-    clearly, and yields to a face normal within 8° of it unless its overlap is 5 % less.
+    Along a unit axis n the gap is |n·p| − h₁·Σᵢ|nᵢ| − h₂·Σⱼ|n·Rⱼ|; the largest gap decides. A product of edges must
+    beat the faces clearly, and yields to a face normal within 8° of it unless its overlap is 5 % less.
     """
     tolerance = rounding(offset[0])
     gaps = [abs(offset[i]) - half1 - half2 * add_up([abs(axis[i]) for axis in axes]) for i in range(3)]
@@ -212,7 +213,7 @@ def edge_contact(half1: float, half2: float, offset: Vec, axes: Axes, overlap: O
 
 
 def clip_edge(half: Array, start: tuple[Array, ...], step: tuple[Array, ...]) -> tuple[Array, Array, Array]:
-    """The part of a segment over the square |x|, |y| ≤ half: fractions where it enters and leaves, and whether there is any."""
+    """The part of a segment over the square |x|, |y| ≤ half: fractions where it enters and leaves; is there any?"""
     enter, leave = jnp.zeros_like(start[0]), jnp.ones_like(start[0])
     over = jnp.ones(start[0].shape, bool)
     for p, d in zip(start, step, strict=True):
@@ -268,8 +269,10 @@ def opposing_faces(half1: float, half2: float, offset: Vec, axes: Axes, face: Ar
 
 
 def edge_vertices(faces: Faces, slot: Array, duplicate: float) -> tuple[Vec, Array]:
-    """Slots 0–7: where the parallelogram's edges enter and leave the square's column. Edge k runs from vertex k to k + 1 of
-    (+ +), (− +), (− −), (+ −)."""
+    """Slots 0–7: where the parallelogram's edges enter and leave the square's column.
+
+    Edge k runs from vertex k to k + 1 of (+ +), (− +), (− −), (+ −).
+    """
     k = slot & 3
     su, sv = jnp.where((k == 0) | (k == 3), 1.0, -1.0), jnp.where(k < 2, 1.0, -1.0)
     along_u, along_v = jnp.where((k & 1) == 0, -2.0 * su, 0.0), jnp.where((k & 1) == 0, 0.0, -2.0 * sv)
@@ -347,8 +350,8 @@ def no_contacts(like: Array) -> Contacts:
 def contacts(radius: float, half1: float, ahead: float, half2: float, centre: Vec, axes: Axes) -> Contacts:
     """All contacts of the robot (sphere of `radius`, cube of half-size `half1` centred `ahead`) with a cube.
 
-    The branch spares a batch without any near pair the work. It also keeps XLA from computing the contacts anew for each of the
-    many quantities that follow from them.
+    The branch spares a batch without any near pair the work. It also keeps XLA from computing the contacts anew for
+    each of the many quantities that follow from them.
     """
     corner = math.sqrt((ahead + half1) ** 2 + 2.0 * half1**2)
     reach = max(radius, corner) + math.sqrt(3.0) * half2

@@ -4,9 +4,9 @@ A constraint row with distance r (negative: penetration) and rate J·v is pulled
 
     a_ref = −b·(J·v) − k·d(r)·r,      b = 2/(d_max·τ),  k = 1/(d_max²·τ²·ζ²)
 
-with time constant τ and damping ratio ζ (`solref`), where the impedance d(r) ∈ (0, 1) rises from d_min to d_max over `width`
-(`solimp`). Its stiffness in the solver's quadratic cost is D = 1/R, with R = w·(1 − d)/d and w the row's approximate inverse
-inertia. (MuJoCo documentation, "Computation: constraint model".)
+with time constant τ and damping ratio ζ (`solref`), where the impedance d(r) ∈ (0, 1) rises from d_min to d_max over
+`width` (`solimp`). Its stiffness in the solver's quadratic cost is D = 1/R, with R = w·(1 − d)/d and w the row's
+approximate inverse inertia. (MuJoCo documentation, "Computation: constraint model".)
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,8 @@
 """Which path an environment step takes: plain XLA, or one GPU kernel that keeps each robot in registers (`kernel.py`).
 
-`drive` and `push` are functions of one robot. Under `vmap`, however nested, the batch is flattened and goes to one of two paths
-with the same results. The path is chosen from the default backend; `TQPO_PHYSICS=xla` or `=pallas` overrides it.
+`drive` and `push` are functions of one robot. Under `vmap`, however nested, the batch is flattened and goes to one of
+two paths with the same results. The path is chosen from the default backend; `TQPO_PHYSICS=xla` or `=pallas` overrides
+it.
 """
 
 import os
@@ -75,7 +76,7 @@ def drive_flat(robot: PlanarRobot, radius: float, *arrays: Array) -> Motion:
 
 
 def make_drive(robot: PlanarRobot, radius: float):
-    """`drive(pose [3], velocity [3], control [2], spheres [K, 2]) -> Motion` for this robot and this radius of spheres."""
+    """`drive(pose [3], velocity [3], control [2], spheres [K, 2]) -> Motion`, for spheres of this radius."""
     return flatten_vmap(partial(solve, robot, radius), partial(drive_flat, robot, radius))
 
 
@@ -88,8 +89,10 @@ def push_flat(robot: PlanarRobot, model: BoxModel, travel: float, *arrays) -> Bo
 
 
 def make_push(robot: PlanarRobot, model: BoxModel, travel: float):
-    """`push(pose [3], velocity [3], control [2], boxes, gremlins [G, 3], time) -> BoxMotion`, boxes pulled round circles of
-    radius `travel` [m]."""
+    """`push(pose [3], velocity [3], control [2], boxes, gremlins [G, 3], time) -> BoxMotion`.
+
+    Boxes are pulled round circles of radius `travel` [m].
+    """
     flat = partial(push_flat, robot, model, travel)
 
     def single(*args):

@@ -1,18 +1,18 @@
 """The exact MuJoCo step of a planar robot and free boxes that are welded to moving targets.
 
-A box (a cube of mass m, inertia I about every axis) is drawn to its target by a soft weld with impedance d, stiffness k and
-damping b (`contact.Softness`): six rows that pull in both directions. Let e be the way to the target, and x and w the vector and
-scalar parts of the error quaternion q⁻¹·q_target. Then, in closed form,
+A box (a cube of mass m, inertia I about every axis) is drawn to its target by a soft weld with impedance d, stiffness k
+and damping b (`contact.Softness`): six rows that pull in both directions. Let e be the way to the target, and x and w
+the vector and scalar parts of the error quaternion q⁻¹·q_target. Then, in closed form,
 
     v̇ = (1 − d)·g + d·(k·d·e − b·v)
     (1 + ρ/4 − ρ/4·x xᵀ)·(ω̇ + b·ω) = b·ω + ρ/2·w·(k·d − ¼|ω|²)·x,           ρ = d/(1 − d)
 
-with d taken at |(e, x)|; ¼|ω|²·x comes from the change of the rows' Jacobian (MuJoCo ≥ 3.12 has it). The target is a place without
-velocity, so a box trails a moving one.
+with d taken at |(e, x)|; ¼|ω|²·x comes from the change of the rows' Jacobian (MuJoCo ≥ 3.12 has it). The target is a
+place without velocity, so a box trails a moving one.
 
-Robot and box in contact have nine coupled variables. In the robot's frame and about its centre of mass the Hessian of free motion
-and weld is diagonal but for one rank-one term, so its root S is known in closed form (`whitening`), and in z = S·(a − a_free) only
-the contacts are left: `boxes.py` finds them, `newton.py` solves for z.
+Robot and box in contact have nine coupled variables. In the robot's frame and about its centre of mass the Hessian of
+free motion and weld is diagonal but for one rank-one term, so its root S is known in closed form (`whitening`), and in
+z = S·(a − a_free) only the contacts are left: `boxes.py` finds them, `newton.py` solves for z.
 
 | | MuJoCo | here |
 |---|---|---|
@@ -234,8 +234,10 @@ def any_active(found: Contacts) -> Array:
 
 
 def free_robot(robot: PlanarRobot, frame: Frame, velocity: Velocity, control: Control) -> tuple[Vec, Vec]:
-    """Acceleration without contact, and velocity: of the centre of mass in the robot's frame, and about z. (The acceleration is
-    J·d²q/dt², which leaves out the centripetal part.)"""
+    """Acceleration without contact, and velocity: of the centre of mass in the robot's frame, and about z.
+
+    The acceleration is J·d²q/dt², without the centripetal part.
+    """
     offset = robot.com_offset
     force = frame.into(planar.applied_force(robot, frame.cos, frame.sin, velocity, control))
     speed = frame.into(velocity)
@@ -259,8 +261,10 @@ def contact_problem(
     centre: Vec,
     drive: tuple[Vec, Vec, Vec],
 ) -> Problem:
-    """The contacts' rows over z. `drive` is a_free + b·v of the robot, of the box's centre and of its rotation: a row's residual
-    J·a − a_ref = J·(a + b·v) + k·d·r is linear in it."""
+    """The contacts' rows over z. `drive` is a_free + b·v of the robot, of the box's centre and of its rotation.
+
+    A row's residual J·a − a_ref = J·(a + b·v) + k·d·r is linear in it.
+    """
     sliding, torsion, rolling = pairwise_friction(robot, model, found.dist)
     impedance = model.contact.impedance(found.dist)
     stiffness = 1.0 / pyramid_regulariser(impedance, sliding, robot.invweight + 1.0 / model.mass)  # type: ignore[arg-type]

@@ -4,9 +4,10 @@ With the free motion and the weld taken out (z = 0) and their Hessian made the i
 
     f(z) = ½ |z|² + ½ Σ_slots D Σ_{k=1..5} min(0, c₀ + c_k)² + min(0, c₀ − c_k)²,        c = J·z + e
 
-where c₀ is a contact's normal and c₁ … c₅ its two tangential, one torsional and two rolling projections, each already multiplied by
-its friction coefficient: ten pyramid rows from six projections. f is strictly convex and piecewise quadratic, so a Newton step that
-keeps its set of active rows ends at the minimum, exactly; otherwise a line search on the monotone f′ keeps the descent going.
+where c₀ is a contact's normal and c₁ … c₅ its two tangential, one torsional and two rolling projections, each already
+multiplied by its friction coefficient: ten pyramid rows from six projections. f is strictly convex and piecewise
+quadratic, so a Newton step that keeps its set of active rows ends at the minimum, exactly; otherwise a line search on
+the monotone f′ keeps the descent going.
 
 Variables are arrays [..., 1], projections [..., slots]; sums over slots are the only operations that mix lanes.
 """
@@ -84,7 +85,10 @@ def gradient(problem: Problem, z: Vector, c: Vector) -> Vector:
 
 
 def weigh(column: Column, both: list[Array], skew: list[Array]) -> Column:
-    """W·column. W sums D·(1, ±1ₖ)(1, ±1ₖ)ᵀ over a slot's active rows: a diagonal `both`, and `skew` in its first row and column."""
+    """W·column, where W sums D·(1, ±1ₖ)(1, ±1ₖ)ᵀ over a slot's active rows.
+
+    W is a diagonal, `both`, with `skew` in its first row and column.
+    """
     result = {0: add_up([(both if k == 0 else skew)[k] * j for k, j in column.items()])}
     for k in range(1, 6):
         terms = ([skew[k] * column[0]] if 0 in column else []) + ([both[k] * column[k]] if k in column else [])
@@ -112,7 +116,7 @@ def hessian(problem: Problem, c: Vector) -> tuple[Vector, ...]:
 
 
 def step_length(problem: Problem, z: Vector, c: Vector, step: Vector, slope: Array, full: Array) -> Array:
-    """α ≈ argmin f(z + α·step) by safeguarded Newton on f′, whose value at 0 is `slope`; 1 where `full` or good enough."""
+    """α ≈ argmin f(z + α·step) by safeguarded Newton on f′, which is `slope` at 0; 1 where `full` or good enough."""
     rate = product(problem.jacobian, step)
     linear, quadratic = dot(z, step), dot(step, step)
 

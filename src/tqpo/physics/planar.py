@@ -4,11 +4,11 @@ The robot is a sphere with a box ahead of it on two slides and a hinge: q = (x, 
 
     M(θ)·a + c(θ, ω) = τ(u) − D·v + Jᵀf,       M = [m 0 −mℓ sinθ; 0 m mℓ cosθ; · · I + mℓ²]
 
-with ℓ the offset of the centre of mass. Contact forces f follow from `solver.minimise`; the velocity is then advanced by
-semi-implicit Euler with the joint damping D taken implicitly, v ← v + h·(M + hD)⁻¹·M·a, and q ← q + h·v.
+with ℓ the offset of the centre of mass. Contact forces f follow from `solver.minimise`; the velocity is then advanced
+by semi-implicit Euler with the joint damping D taken implicitly, v ← v + h·(M + hD)⁻¹·M·a, and q ← q + h·v.
 
-In the plane a contact's pyramid (condim 6, ten rows) has two rows with the tangent, two with the rolling term about z, and six
-that see only the normal.
+In the plane a contact's pyramid (condim 6, ten rows) has two rows with the tangent, two with the rolling term about z,
+and six that see only the normal.
 """
 
 import math
@@ -98,7 +98,7 @@ def applied_force(robot: PlanarRobot, cos: Array, sin: Array, velocity: Velocity
 
 
 def sphere_gap(robot: PlanarRobot, pose: Pose, point: tuple[Array, Array], radius: float):
-    """Robot sphere against a fixed sphere of the same height: gap, unit normal (robot → point), arm of the contact point."""
+    """Robot sphere against a fixed sphere of the same height: gap, unit normal away from the robot, contact arm."""
     dx, dy = point[0] - pose[0], point[1] - pose[1]
     distance = jnp.sqrt(jnp.maximum(dx * dx + dy * dy, 1e-30))
     nx, ny = dx / distance, dy / distance
@@ -108,7 +108,7 @@ def sphere_gap(robot: PlanarRobot, pose: Pose, point: tuple[Array, Array], radiu
 
 
 def box_gap(robot: PlanarRobot, cos: Array, sin: Array, pose: Pose, point: tuple[Array, Array], radius: float):
-    """Robot box against a fixed sphere of the same height; as `sphere_gap`. A centre inside the box leaves by the nearest side."""
+    """As `sphere_gap`, for the robot's box. A sphere's centre inside the box leaves by the nearest side."""
     half = robot.box_half
     dx, dy = point[0] - pose[0], point[1] - pose[1]
     u, v = cos * dx + sin * dy - robot.box_offset, cos * dy - sin * dx  # the sphere's centre in the box's frame

@@ -62,7 +62,7 @@ def start_boxes(model: BoxModel, gremlins: Array) -> Boxes:
 
 
 def target(model: BoxModel, travel: float, circle: Circle, elapsed) -> Target:
-    """The weld's goal. Its height is twice the box's half-size: the engine adds the offset of the start to that of the mocap."""
+    """The weld's goal. Its height is twice the box's half-size: the engine adds the offsets of start and mocap."""
     phase = circle.time + elapsed
     half = circle.yaw / 2.0
     zero = jnp.zeros_like(half)
@@ -116,9 +116,10 @@ def as_circle(gremlins: Array, time: Array) -> Circle:
 
 
 def nearest(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity, boxes: Boxes, gremlins, time):
-    """For a flat batch: the index of the nearest box [N], and whether the robot might touch it before the step is over [N].
+    """For a flat batch: the index of the nearest box [N], and whether the robot might touch it within the step [N].
 
-    The bound allows for the motor, the swing of the robot's origin and the pull of the weld, and is never too small."""
+    The bound allows for the motor, the swing of the robot's origin and the pull of the weld, and is never too small.
+    """
     duration = robot.timestep * robot.substeps
     corner = math.hypot(robot.box_offset + robot.box_half, robot.box_half)
     reach = max(robot.sphere_radius, corner) + math.sqrt(3.0) * model.half_size

@@ -4,11 +4,13 @@ The accelerations minimise
 
     f(a) = ½ (a − a₀)ᵀ M (a − a₀) + Σᵢ ½ Dᵢ·min(0, Jᵢ·a − a_ref,i)²
 
-a strictly convex, piecewise quadratic function. A Newton step solves the quadratic of the present set of active rows; if the set
-is the same at its end, the end is the minimum, exactly. Otherwise a line search along the step keeps the descent monotone, which
-makes the iteration converge from every state (bare Newton cycles when two deep contacts compete).
+a strictly convex, piecewise quadratic function. A Newton step solves the quadratic of the present set of active rows;
+if the set is the same at its end, the end is the minimum, exactly. Otherwise a line search along the step keeps the
+descent monotone, which makes the iteration converge from every state (bare Newton cycles when two deep contacts
+compete).
 
-Vectors are tuples of arrays of one common shape (the batch), so that the same code runs under `vmap` and inside a GPU kernel.
+Vectors are tuples of arrays of one common shape (the batch), so that the same code runs under `vmap` and inside a GPU
+kernel.
 """
 
 from typing import NamedTuple
@@ -102,7 +104,7 @@ def newton_target(inertia: Matrix, free: Vector, rows: list[Row], active: list[A
 
 
 def step_length(inertia: Matrix, free: Vector, rows: list[Row], a: Vector, step: Vector) -> Array:
-    """α ∈ (0, 1] where φ(α) = f(a + α·step) is least: safeguarded Newton on φ′, which is monotone and piecewise linear."""
+    """The α ∈ (0, 1] that minimises φ(α) = f(a + α·step): safeguarded Newton on φ′, monotone and piecewise linear."""
     offset = tuple(x - y for x, y in zip(a, free, strict=True))
     inertia_step = multiply(inertia, step)
     linear, quadratic = dot(offset, inertia_step), dot(step, inertia_step)

@@ -1,8 +1,8 @@
-"""Checkpoints: `step-000000012000/{state.safetensors,checkpoint.json}`, each bound to its run, its step and its content.
+"""Checkpoints: `step-000000012000/{state.safetensors,checkpoint.json}`, each tied to its run, step and content.
 
-`checkpoint.json` carries its own SHA-256, that of the state, the run's id and the step, so that a flipped bit, a truncated
-file, a file from another checkpoint and a renamed folder are all seen before anything is used. `index.json` beside
-them says which steps must be there, so that a missing one is seen too.
+`checkpoint.json` carries its own SHA-256, that of the state, the run's id and the step, so that a flipped bit, a
+truncated file, a file from another checkpoint and a renamed folder are all seen before anything is used. `index.json`
+beside them says which steps must be there, so that a missing one is seen too.
 """
 
 import contextlib
@@ -148,7 +148,8 @@ def best_of(good: list[Record]) -> int | None:
 def prune(folder: pathlib.Path, run: str, keep: int) -> None:
     """Drops all but the last `keep` good checkpoints and the best.
 
-    First the index forgets them, then each disappears by one rename: a crash in between leaves more than needed, never less.
+    First the index forgets them, then each disappears by one rename: a crash in between leaves more than needed, never
+    less.
     """
     good = records(folder, run)
     kept = {record.step for record in good[-keep:]} | {best_of(good)}

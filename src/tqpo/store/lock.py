@@ -17,7 +17,7 @@ HEAD = sealed.encode(MARK).removesuffix(b"\n}\n")  # what every lock begins with
 
 
 class LockedError(StoreError):
-    """Another process writes here. One on a machine that was lost still counts until the file server gives its lock back."""
+    """Another process writes here. One on a lost machine counts until the file server releases its lock."""
 
 
 def take(path: pathlib.Path) -> Any:

@@ -1,7 +1,7 @@
 """`manifest.json`: what run this is, where it ran, and the checksums of its files.
 
-It covers `config.json` from the start and everything else once the run is finished. A file that is about to change leaves it
-first, so that a crash never leaves a checksum that is wrong.
+It covers `config.json` from the start and everything else once the run is finished. A file that is about to change
+leaves it first, so that a crash never leaves a checksum that is wrong.
 """
 
 import pathlib

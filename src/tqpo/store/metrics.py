@@ -1,7 +1,7 @@
 """`metrics.csv`: one whole row per run and iteration, appended between chunks.
 
-A checkpoint holds a `Mark` of the file as it was then. A resumed run cuts the file back to the mark of its checkpoint, so
-that rows are never repeated and the file ends as if nothing had happened.
+A checkpoint holds a `Mark` of the file as it was then. A resumed run cuts the file back to the mark of its checkpoint,
+so that rows are never repeated and the file ends as if nothing had happened.
 """
 
 import hashlib
@@ -42,8 +42,8 @@ def rows_of_chunk(
 ) -> list[dict[str, Any]]:
     """Rows from a chunk's arrays [iterations, R, …], after `start` iterations of `steps` environment steps each.
 
-    A metric with more than one entry per run gets a column for each: `name.0`, `name.1`. `runs` numbers the runs where they
-    are not all of a group.
+    A metric with more than one entry per run gets a column for each: `name.0`, `name.1`. `runs` numbers the runs where
+    they are not all of a group.
     """
     columns = {name: np.asarray(x).reshape(*x.shape[:2], -1) for name, x in metrics.items()}  # [iterations, R, entries]
     flat = {

@@ -15,7 +15,7 @@ ARRAYS, RECORD = "policy.safetensors", "policy.json"
 
 
 def save(folder: pathlib.Path, run: str, arrays: PyTree, description: Mapping[str, Any]) -> None:
-    """Two files and two renames: a crash in between leaves a pair that `load` refuses, and a resumed run writes it again."""
+    """Two files, two renames: a crash in between leaves a pair that `load` refuses; a resumed run writes it again."""
     data, leaves = pytree.pack(arrays)
     body = {
         "format": FORMAT,

@@ -1,7 +1,7 @@
 """A pytree as named arrays and back, bit for bit: arrays, typed PRNG keys, Python numbers.
 
-Names are the paths of the leaves (`learner.network.actor.layers.0.weight`). Functions among the leaves (activations) are
-structure, not data: their place is recorded and the template's own are kept.
+Names are the paths of the leaves (`learner.network.actor.layers.0.weight`). Functions among the leaves (activations)
+are structure, not data: their place is recorded and the template's own are kept.
 """
 
 import pathlib

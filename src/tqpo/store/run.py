@@ -188,7 +188,7 @@ class Run:
         return self._checkpoints / checkpoint.folder_name(step)
 
     def load_checkpoint(self, template: PyTree, step: int | None = None) -> tuple[PyTree, dict[str, Any]]:
-        """State and meta of the latest good checkpoint, with a warning for each damaged one passed over; or of one step."""
+        """State and meta of the latest good checkpoint, or of one step; warns of each damaged one that it skips."""
         if step is not None:
             state, record = checkpoint.load(self._checkpoints, self.id, step, template)
         else:
@@ -313,7 +313,7 @@ class Run:
     # Manifest
 
     def finish(self) -> None:
-        """Marks the run as finished and covers every file that is not covered yet; those that are keep their checksums."""
+        """Marks the run as finished and adds the checksum of every file that has none in the manifest yet."""
         self._require_lock()
         self._metrics.sync()
         new = [name for name in self._names() if name not in self._manifest.files]

@@ -1,6 +1,7 @@
 """A policy as one file that another program can load, with a card that says what it is.
 
-The normaliser and the action clip are inside. What a policy remembers is an input and an output, so the file itself has no state.
+The normaliser and the action clip are inside. What a policy remembers is an input and an output, so the file itself has
+no state.
 
 | input | shape | what |
 |---|---|---|
@@ -14,7 +15,7 @@ The normaliser and the action clip are inside. What a policy remembers is an inp
 | `action` | [batch, A] | the likeliest action, in [-1, 1]; of a choice, one-hot |
 | `log_std` | [A] | to sample: action + exp(log_std)·z, then clipped to [-1, 1] |
 | `index`, `logits` | [batch], [batch, A] | of a choice instead: its number (int), and to sample: softmax(logits) |
-| `env_action` | as its `step` takes it | your own environments only: `action` scaled to its bounds, or the number of the choice |
+| `env_action` | as its `step` takes it | your own environments only: `action` in its bounds, or the choice's number |
 | `h_next`, `c_next` | [batch, H] | memory for the next step |
 
 `h`, `c`, `prev_action`, `prev_reward`, `h_next` and `c_next` exist for recurrent policies only. All but `index`, and
@@ -42,8 +43,8 @@ def export(
 ) -> tuple[pathlib.Path, pathlib.Path]:
     """Writes the policy of a run's seed, by default the first, and its card; returns both paths.
 
-    Without `out` they go into the run's own folder, as `export/seed-N.FORMAT` and `export/seed-N.FORMAT.md`; those of a policy that
-    came with the package into the current one, as `NAME.FORMAT` and `NAME.FORMAT.md`.
+    Without `out` they go into the run's own folder, as `export/seed-N.FORMAT` and `export/seed-N.FORMAT.md`; those of a
+    policy that came with the package into the current one, as `NAME.FORMAT` and `NAME.FORMAT.md`.
     """
     if out is None and store.is_shipped(path):
         out = f"{path}.{to}"

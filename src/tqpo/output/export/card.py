@@ -16,12 +16,13 @@ from tqpo.training.evaluations import evaluations_of
 from tqpo.training.job import Job
 
 LIMITS = (
-    "The safety above is a share of whole episodes of this task, as it is simulated, from its own random starts. It says "
-    "nothing of other tasks, dynamics, sensors or starts, and is no guarantee for any one episode or step.",
-    "It was measured with the actions that each row names. This file gives the deterministic action: the row of deterministic "
-    "actions speaks of it, the row of sampled ones of what is got by sampling as described under Outputs.",
-    "Observations must come in the task's own order and units; values far outside those of training are clipped, not refused.",
-    "Where there is memory it must be zero at the start of every episode, and fed back at every step of it.",
+    "The safety above is a share of whole episodes of this task, as it is simulated, from its own random starts. It "
+    "says nothing about other tasks, dynamics, sensors or starts, and guarantees nothing for a single episode or step.",
+    "Each row was measured with the actions that it names. `action` is the deterministic one; the row of sampled "
+    "actions holds if you sample as described under Outputs.",
+    "Observations must come in the task's own order and units. Values far outside those of training are clipped, not "
+    "refused.",
+    "Memory, where there is any, must be zero at the start of every episode and be fed back at every step.",
 )
 
 
@@ -132,7 +133,8 @@ def markdown(facts: Mapping[str, Any], to: str) -> str:
         "## Training",
         f"{training['steps']:,} steps in {training['iterations']} iterations, seed {training['seed']} (of "
         f"{', '.join(map(str, training['seeds']))}){moment}. "
-        f"Preset {training['preset']}{changes(training['settings'])}; task{changes(facts['task_settings']) or ' as it is'}. "
+        f"Preset {training['preset']}{changes(training['settings'])}; "
+        f"task{changes(facts['task_settings']) or ' as it is'}. "
         f"Commit `{training['commit']}`, on {training['device']}; run `{training['run']}`.",
         "Trained with " + ", ".join(f"{name} {v}" for name, v in facts["versions"].items()) + ". Exported with "
         + ", ".join(f"{name} {v}" for name, v in facts["exported_by"].items()) + ".",
