@@ -1,6 +1,7 @@
 """Environments for the bridge's tests, in a Python that has NumPy and nothing else: spaces by name, as the server knows them."""
 
 import os
+import subprocess
 import sys
 import time
 
@@ -128,5 +129,30 @@ class Slow(Line):
         return super().step(action)
 
 
-def slow(**_):
+class Chatty(Line):
+    """Writes to stdout in every way there is, and waits for a word on stdin."""
+
+    def step(self, action):
+        print("a word", flush=True)
+        os.write(1, b"TQPB" + bytes(8))
+        subprocess.run(["echo", "a word"], check=True)
+        assert not sys.stdin.read()
+        return super().step(action)
+
+
+class Odd(Line):
+    """Numbers that are not finite, wherever there is room for one."""
+
+    def reset(self, seed=None, options=None):
+        return np.array([np.nan, -np.inf]), {}
+
+    def step(self, action):
+        return np.array([np.inf, np.nan]), -np.inf, np.nan, False, False, {"cost_inf": np.inf}
+
+
+def slow(file=None):
+    """Takes too long to build; `file` is to hold the number of its process."""
+    if file:
+        with open(file, "w") as opened:
+            opened.write(str(os.getpid()))
     time.sleep(1000)

@@ -28,11 +28,8 @@ class VersionError(ProtocolError):
 
 
 class HostedEnvironmentError(BridgeError):
-    """An environment raised an exception: its `index` in the batch and the `traceback` from its own Python.
-
-    The process with the environments lives on; every environment in it must be reset before the next step.
-    """
+    """Environment `index` of a batch raised an exception; its process lives on, and a reset of the batch goes on."""
 
     def __init__(self, index: int, message: str, traceback: str):
-        super().__init__(f"{message}\n{traceback}".rstrip())
+        super().__init__(f"environment {index} raised: {message}\n{traceback}".rstrip())
         self.index, self.traceback = index, traceback
