@@ -7,7 +7,7 @@ import pathlib
 
 from tyro.conf import Positional
 
-from tqpo.cli.common import interval, wide_console
+from tqpo.cli.common import interval, new_table, wide_console
 from tqpo.errors import ConfigError, TqpoError
 
 
@@ -59,16 +59,14 @@ class Sweep:
 
 def show_results(jobs, out: pathlib.Path) -> None:
     """What the runs differ in, and what their evaluations say, all seeds of a job pooled."""
-    from rich.table import Table
-
     from tqpo import store
     from tqpo.sweep.plan import varying
     from tqpo.training.evaluations import evaluations_of
 
-    table = Table(title=f"{out}: fresh episodes, all seeds pooled, 95 % intervals")
     columns = varying(jobs.values())
-    for column in ("run", *columns, "return", "Pr[C ≤ d]", "cost quantile", "verdict", "starts"):
-        table.add_column(column, justify="left" if column in {"run", "verdict"} else "right", overflow="fold")
+    numbers = (*columns, "return", "Pr[C ≤ d]", "cost quantile", "starts")
+    title = f"{out}: fresh episodes, all seeds pooled, 95 % intervals"
+    table = new_table(title, ("run", *numbers[:-1], "verdict", "starts"), numbers)
     for place, name in enumerate(jobs):
         folder = store.open_run(out / name)
         pooled = evaluations_of(folder)[0]["pooled"]

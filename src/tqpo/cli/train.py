@@ -1,6 +1,7 @@
 """`tqpo train`."""
 
 import dataclasses
+import itertools
 import pathlib
 import re
 import signal
@@ -68,48 +69,49 @@ class Train:
     def __call__(self) -> None:
         from tqpo.training import loop
 
-        host = loop.Host(quiet=self.quiet, wandb=self.wandb, checkpoint_every=self.checkpoint_every)
-        if self.resume is not None:
+        options = loop.Options(quiet=self.quiet, wandb=self.wandb, checkpoint_every=self.checkpoint_every)
+        if self.resume is None:
+            job = self.job()
+            folder = loop.train(job, self.out or fresh_folder(job), options)
+        else:
             self._refuse_changes()
             if judged(self.resume):
                 print(f"{self.resume} is finished and judged; tqpo evaluate {self.resume} judges it again")
                 return
-            folder = loop.resume(self.resume, host)
-        else:
-            job = self.job()
-            folder = loop.train(job, self.out or fresh_folder(job), host)
+            folder = loop.resume(self.resume, options)
         with folder:
             if self.episodes:
-                try:
-                    conclude(folder, self.episodes, self.quiet)
-                except KeyboardInterrupt:
-                    folder.finish()
-                    done = f"training is done and kept; tqpo evaluate {folder.folder} judges it"
-                    raise Interrupted(signal.SIGINT, done) from None
+                self._conclude(folder)
+            else:
+                folder.finish()
+
+    def _conclude(self, folder) -> None:
+        """Evaluation and report, shown, and where they are."""
+        from tqpo.output import conclude
+
+        try:
+            with progress("evaluating", hidden=self.quiet) as tick:
+                evaluation, written = conclude.conclude(folder, self.episodes, progress=tick)
+        except KeyboardInterrupt:
             folder.finish()
+            done = f"training is done and kept; tqpo evaluate {folder.folder} judges it"
+            raise Interrupted(signal.SIGINT, done) from None
+        show_evaluation(evaluation)
+        if not self.quiet:
+            print("\n".join(f"{name:<7} {path}" for name, path in written.items()))
 
     def job(self):
-        from tqpo.training.job import Job
+        from tqpo.training.job import Job, seeds_of
 
-        if self.seeds < 1:
-            raise ConfigError(f"seeds = {self.seeds}: at least 1")
-        return Job(
-            task=self.task,
-            algo=self.algo,
-            preset=self.preset,
-            safety=self.safety,
-            cost_limit=self.cost_limit,
-            seeds=tuple(range(self.first_seed, self.first_seed + self.seeds)),
-            steps=int(self.steps),
-            snapshots=self.snapshots,
-            settings=assignments(self.set),
-            task_settings=assignments(self.task_set),
-            constraints=tuple(self.constraint),
-            cost_fn=self.cost_fn,
-            vector=self.vector,
-            env_timeout=self.env_timeout,
-            env_restarts=self.env_restarts,
-        )
+        given = {
+            "seeds": seeds_of(self.seeds, self.first_seed),
+            "steps": int(self.steps),
+            "settings": assignments(self.set),
+            "task_settings": assignments(self.task_set),
+            "constraints": tuple(self.constraint),
+        }
+        names = {field.name for field in dataclasses.fields(self)} - given.keys()
+        return Job(**given, **{f.name: getattr(self, f.name) for f in dataclasses.fields(Job) if f.name in names})
 
     def _refuse_changes(self) -> None:
         """A resumed run keeps its settings: another one given beside --resume is an error, unless it is the same."""
@@ -140,28 +142,5 @@ def fresh_folder(job) -> pathlib.Path:
     """runs/SimpleEnv-tqpo-90, or the next free name after it."""
     task = re.sub(r"[^\w.-]+", "-", job.task.removeprefix("gym:"))
     name = f"{task}-{job.algo}" + (f"-{100 * job.safety:g}" if not job.constraints else "")
-    base = pathlib.Path("runs")
-    taken = 1
-    while (base / (name if taken == 1 else f"{name}-{taken}")).exists():
-        taken += 1
-    return base / (name if taken == 1 else f"{name}-{taken}")
-
-
-def conclude(folder, episodes: int, quiet: bool) -> None:
-    """The end of training: evaluation, figures, video, page, and where they are."""
-    from tqpo.envs import Task
-    from tqpo.output import conclude
-    from tqpo.training.evaluations import add_evaluation
-    from tqpo.training.job import Job
-
-    with progress("evaluating", hidden=quiet) as tick:
-        add_evaluation(folder, episodes, "jax", True, tick)
-        found = add_evaluation(folder, episodes, "jax", False, tick)
-    conclude.write_plots([folder], folder.folder / "plots")
-    written = {"report": folder.folder / "report.html", "run": folder.folder}
-    if isinstance(Job.from_description(folder.config).env(), Task):
-        written["video"] = conclude.write_episode(folder, folder.folder / "episode.gif")
-    conclude.write_page(folder, written["report"])
-    show_evaluation(found)
-    if not quiet:
-        print("\n".join(f"{name:<7} {path}" for name, path in written.items()))
+    numbered = (pathlib.Path("runs", name if i == 1 else f"{name}-{i}") for i in itertools.count(1))
+    return next(path for path in numbered if not path.exists())

@@ -1,6 +1,6 @@
 """A sweep's TOML file: lists make a grid.
 
-    cpus = 2                       # of each job; also gpus, episodes, retries, checkpoint_every, seeds_per_job
+    cpus = 2                       # of each job; also gpus, episodes, report, retries, checkpoint_every, seeds_per_job
     [defaults]                     # for all runs below
     steps = 5e6
     [[runs]]                       # the fields of `Job`
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tqpo.errors import ConfigError
-from tqpo.training.job import Job
+from tqpo.training.job import Job, frozen, seeds_of
 
 WHOLE = ("seeds", "constraints")  # fields that are lists themselves: a list of lists makes a grid of them
 NESTED = ("settings", "task_settings")
@@ -38,6 +38,7 @@ class Sweep:
     cpus: float = 1
     gpus: float = 0
     episodes: int = 1000  # of the evaluation of each seed
+    report: bool = False  # whether each run gets figures, a video and a page as well
     retries: int = 3  # after a lost process or machine
     checkpoint_every: int = 20  # iterations
 
@@ -46,6 +47,8 @@ class Sweep:
             value = getattr(self, name)
             if not isinstance(value, int | float) or value < least:
                 raise ConfigError(f"{name} = {value!r}: a number, at least {least}")
+        if not isinstance(self.report, bool):
+            raise ConfigError(f"report = {self.report!r}: true or false")
 
 
 def read(path: pathlib.Path) -> Sweep:
@@ -65,7 +68,7 @@ def read(path: pathlib.Path) -> Sweep:
     jobs = {}
     for block in blocks:
         for job in itertools.chain.from_iterable(split(job, size) for job in expand(merge(defaults, block))):
-            job.group()
+            job.prepare()
             jobs[name_of(job)] = job
     return Sweep(jobs, **content)
 
@@ -97,9 +100,8 @@ def expand(block: Mapping[str, Any]) -> Iterator[Job]:
 
 
 def make_job(fields: dict[str, Any]) -> Job:
-    seeds = fields.get("seeds", 1)
-    fields["seeds"] = tuple(range(seeds)) if isinstance(seeds, int) else seeds
     try:
+        fields["seeds"] = seeds_of(fields.get("seeds", 1))
         if "steps" in fields:
             fields["steps"] = int(fields["steps"])
         return Job(**fields)
@@ -109,10 +111,6 @@ def make_job(fields: dict[str, Any]) -> Job:
 
 def choices(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def frozen(value: Any) -> Any:
-    return tuple(frozen(x) for x in value) if isinstance(value, list) else value
 
 
 def split(job: Job, size: int | None) -> Iterator[Job]:

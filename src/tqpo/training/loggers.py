@@ -8,18 +8,18 @@ import numpy as np
 
 from tqpo import store
 from tqpo.training.events import EventWriter
-from tqpo.training.job import Job
-from tqpo.training.progress import View
+from tqpo.training.job import Prepared
+from tqpo.training.progress import Say
 
 
-class Sinks:
+class Loggers:
     """One that fails is dropped with a message; training goes on."""
 
-    def __init__(self, folder: store.Run, job: Job, step: int, wandb_project: str | None, view: View):
-        self.job, self.view = job, view
+    def __init__(self, folder: store.Run, prepared: Prepared, step: int, wandb_project: str | None, say: Say):
+        self.job, self.say = prepared.job, say
         self.writers: dict[str, Any] = {}
         with self.forgiving("TensorBoard"):
-            for seed in job.seeds:
+            for seed in self.job.seeds:
                 self.writers[f"seed-{seed}"] = EventWriter(
                     folder.path(f"events/seed-{seed}"), step + 1 if step else None
                 )
@@ -28,14 +28,14 @@ class Sinks:
             with self.forgiving("Weights & Biases"):
                 import wandb  # pyright: ignore[reportMissingImports]
 
-                self.wandb = wandb.init(project=wandb_project, config=job.describe(), resume="allow", id=folder.id)
+                self.wandb = wandb.init(project=wandb_project, config=prepared.describe(), resume="allow", id=folder.id)
 
     @contextlib.contextmanager
     def forgiving(self, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self.view.say(f"[yellow]{name} failed and is left out from here on:[/] {error}")
+            self.say(f"[yellow]{name} failed and is left out from here on:[/] {error}")
             self.writers = {} if name == "TensorBoard" else self.writers
             self.wandb = None if name != "TensorBoard" else self.wandb
 

@@ -12,7 +12,7 @@ This module neither prints nor writes: `run` hands every chunk to a callback.
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +50,7 @@ class Group:
         for config in self.configs:
             algorithms.get(self.algorithm).check(config, self.env)
         if len({jax.tree.structure(config) for config in self.configs}) > 1:
-            raise ConfigError("configs of one group must agree in structure; `group_runs` sorts runs into groups")
+            raise ConfigError("configs of one group must agree in structure: all but their numbers must be equal")
 
     def __len__(self) -> int:
         return len(self.seeds)
@@ -66,6 +66,11 @@ class Chunk(NamedTuple):
     state: PyTree  # [runs, …]
     metrics: Metrics  # of this chunk
     faults: tuple[str, ...] = ()  # reports of environments on the host that were restarted
+
+    @property
+    def length(self) -> int:
+        """Iterations of this chunk."""
+        return len(self.metrics["steps"])
 
 
 class Failure(NamedTuple):
@@ -91,24 +96,6 @@ class NonFiniteError(TqpoError, ArithmeticError):
             f"{failures[0].run.algorithm}: {names}: {worst} updates in a row were not finite, within the "
             f"{failures[0].iterations} iterations after iteration {failures[0].iteration}"
         )
-
-
-def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Runs sorted into as few groups as their structure allows, in order of first appearance."""
-    groups: dict[Any, list[Run]] = {}
-    for run in runs:
-        structure = (run.env, run.algorithm, jax.tree.structure(run.config))
-        groups.setdefault(structure, []).append(run)
-    return [
-        Group(members[0].env, members[0].algorithm, *zip(*((r.config, r.seed) for r in members), strict=True))
-        for members in groups.values()
-    ]
-
-
-def product(env: Spec, algorithm: str, configs: Sequence[Any], seeds: Sequence[int]) -> Group:
-    """Every config with every seed."""
-    pairs = [(config, seed) for config in configs for seed in seeds]
-    return Group(env, algorithm, *zip(*pairs, strict=True))
 
 
 def stack_configs(configs: Sequence[Any]) -> Any:
@@ -196,7 +183,8 @@ def run(
         state, configs = jax.device_put((state, configs), spread)
     with _on_host(group, state) as collector:
         while done < iterations:
-            length = min(chunk, iterations - done) if collector is None else 1
+            whole = collector is None and iterations - done >= chunk
+            length = chunk if whole else 1  # the rest in single steps: no third program is compiled
             before = state
             program = collector or make_chunk(group.env, group.algorithm, length, max_skips is None, devices)
             state, metrics = program(state, configs)
@@ -224,33 +212,23 @@ def _on_host(group: Group, state: PyTree) -> contextlib.AbstractContextManager[A
 
 def check_finite(group: Group, before: PyTree, chunk: Chunk, max_skips: int) -> None:
     """Raises if a run of the chunk skipped more than `max_skips` updates in a row; `before` is the state it began with."""
-    worst = chunk.metrics["skipped_in_a_row"].max(0)  # [runs]
-    failed = np.flatnonzero(worst > max_skips)
+    failed = np.flatnonzero(chunk.metrics["skipped_in_a_row"].max(0) > max_skips)  # of [runs]
     if failed.size:
-        length = len(chunk.metrics["skipped_in_a_row"])
-        raise NonFiniteError(
-            [
-                Failure(
-                    group.run(i),
-                    i,
-                    take_run(before, i),
-                    chunk.iteration - length,
-                    length,
-                    {name: x[:, i] for name, x in chunk.metrics.items()},
-                )
-                for i in failed.tolist()
-            ],
-            chunk,
-        )
+        start = chunk.iteration - chunk.length
+        failures = [
+            Failure(
+                group.run(i),
+                i,
+                take_run(before, i),
+                start,
+                chunk.length,
+                {name: x[:, i] for name, x in chunk.metrics.items()},
+            )
+            for i in failed.tolist()
+        ]
+        raise NonFiniteError(failures, chunk)
 
 
 def take_run(state: PyTree, i: int) -> PyTree:
     """The state of one run of a group."""
     return jax.tree.map(lambda x: x[i], state)
-
-
-def take_runs(group: Group, state: PyTree, indices: Sequence[int]) -> tuple[Group, PyTree]:
-    """Some runs of a group, with their state: to go on without the others."""
-    at = np.asarray(indices)
-    smaller = Group(group.env, group.algorithm, tuple(group.configs[i] for i in at), tuple(group.seeds[i] for i in at))
-    return smaller, jax.tree.map(lambda x: x[at], state)
