@@ -32,11 +32,12 @@ def train(
 ) -> dict[str, Any]:
     """Trains into a new folder and evaluates; returns the evaluation (`tqpo.evaluation.summary` describes it).
 
-    With `report` the folder also gets what `tqpo train` writes: the evaluation of deterministic actions, figures, a video, a page.
-    `task` may be your own environment, `gym:ID` or `module:factory`, and `cost_fn(obs, action, next_obs, info)` a function that
-    gives its cost. `callback(iteration, metrics)` is called after each chunk of iterations, with metrics [iterations, runs, …] by
-    name; training stops if it returns True. `job` are the other fields of `tqpo.training.job.Job`: algo, preset, safety,
-    cost_limit, constraints, steps, snapshots, settings, task_settings, vector, env_timeout, env_restarts.
+    `task` may be your own environment, `gym:ID` or `module:factory`, and `cost_fn(obs, action, next_obs, info)` a
+    function that gives its cost. With `report` the folder also gets what `tqpo train` writes: an evaluation of
+    deterministic actions, figures, a video, a page. `callback(iteration, metrics)` is called after each chunk of
+    iterations, with metrics [iterations, runs, …] by name; training stops if it returns True. `job` are the other fields
+    of `tqpo.training.job.Job`: algo, preset, safety, cost_limit, constraints, steps, snapshots, settings,
+    task_settings, vector, env_timeout, env_restarts.
     """
     try:
         job["cost_fn"] = None if cost_fn is None else name_of(cost_fn)
@@ -52,7 +53,7 @@ def train(
 def evaluate(
     path: str | os.PathLike, *, episodes: int = 1000, physics: str = "jax", deterministic: bool = False
 ) -> dict[str, Any]:
-    """Fresh episodes of a run's policies: return, safety, quantile, each with an interval, and a verdict. Writes nothing."""
+    """Fresh episodes of a run's policies: return, safety, quantile with intervals, and a verdict. Writes nothing."""
     return evaluate_run(store.open_run(path), episodes, physics, deterministic)
 
 

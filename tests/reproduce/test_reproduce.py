@@ -64,19 +64,19 @@ def test_sets_are_the_paper():
 
 def test_groups_share_a_program(tmp_path):
     plan = Plan(tuple(SETS["all"]), tmp_path)
-    of_all = cells.groups_of(plan)
+    of_all = plan.groups()
     assert len(of_all) == 17
     assert sorted(c.name for g in of_all for c in g) == sorted(c.name for c in SETS["all"])
     assert len(of_all[0]) == 4  # TQPO with its ablations
     for group in of_all:
-        assert len({(c.task, c.preset, cells.prepare(plan, c).group.algorithm) for c in group}) == 1
+        assert len({(c.task, c.preset, plan.prepare(c).group.algorithm) for c in group}) == 1
 
 
 @pytest.mark.slow
 def test_a_cell_says_everything(finished):
     plan = finished
     for cell in plan.cells:
-        result = cells.read(cells.path_of(plan, cell))
+        result = cells.read(plan.path(cell))
         assert result["complete"]
         assert result["settings"]["safety"] == cell.safety
         assert len(result["last_tenth"]["return"]) == 2
@@ -86,7 +86,7 @@ def test_a_cell_says_everything(finished):
         assert result["provenance"]["versions"]["jax"]
         assert np.array(result["curves"]["safety_prob"]).shape == (3, 2)
         assert result["group"]["runs"] == 4
-    kept = store.open_run(cells.policy_folder(plan.out, plan.cells[0].name))
+    kept = store.open_run(cells.policy_folder(plan.path(plan.cells[0])))
     kept.verify()
     assert list(load_policies(kept)) == [0]  # the seed that is judged
     assert not (plan.out / groups.GROUPS / "SimpleEnv-tqpo-paper").exists()
@@ -96,37 +96,37 @@ def test_results_of_other_versions_are_still_good(tmp_path):
     """A setting that the file is too old to have counts as its default; one that is gone does not count."""
     cell = TABLE1[0]
     plan = Plan((cell,), tmp_path)
-    settings = cells.settings_of(plan, cell)
+    settings = plan.settings(cell)
     del settings["config"]["dual"]["max_multiplier"]
     settings["config"]["dual"]["no_such_setting_any_more"] = 1
-    assert cells.is_current(settings, plan, cell)
+    assert plan.is_current(cell, settings)
     settings["config"]["dual"]["gain"] = 0.7
-    assert not cells.is_current(settings, plan, cell)
-    assert not cells.is_current(cells.settings_of(plan, cell), dataclasses.replace(plan, steps=1), cell)
+    assert not plan.is_current(cell, settings)
+    assert not dataclasses.replace(plan, steps=1).is_current(cell, plan.settings(cell))
 
 
 def test_changed_settings_are_other_results(tmp_path):
     cell = next(c for c in SETS["fast"] if c.task == "SimpleEnv")
     plan = Plan((cell,), tmp_path, changes=(("log_gain", 0.3),))
-    changed = cells.prepare(plan, cell).config
+    changed = plan.prepare(cell).config
     assert (changed.dual.log_gain, changed.constraints[0].safety) == (0.3, cell.safety)
-    assert not cells.is_current(cells.settings_of(Plan((cell,), tmp_path), cell), plan, cell)
-    assert cells.is_current(cells.settings_of(plan, cell), plan, cell)
+    assert not plan.is_current(cell, Plan((cell,), tmp_path).settings(cell))
+    assert plan.is_current(cell, plan.settings(cell))
 
 
 @pytest.mark.slow
 def test_what_is_done_is_not_done_again(finished):
     plan = finished
-    assert cells.groups_of(plan) == []
-    assert len(cells.groups_of(dataclasses.replace(plan, seeds=(0, 1, 2)))) == 1
-    assert len(cells.groups_of(dataclasses.replace(plan, steps=7000))) == 1
-    path = cells.path_of(plan, plan.cells[0])
+    assert plan.groups() == []
+    assert len(dataclasses.replace(plan, seeds=(0, 1, 2)).groups()) == 1
+    assert len(dataclasses.replace(plan, steps=7000).groups()) == 1
+    path = plan.path(plan.cells[0])
     whole = path.read_text()
     path.write_text(json.dumps(json.loads(whole) | {"complete": False}))
-    assert cells.groups_of(plan) == [plan.cells[:1]]
+    assert plan.groups() == [plan.cells[:1]]
     path.write_text("{")
     with pytest.raises(cells.TqpoError, match="remove it"):
-        cells.groups_of(plan)
+        plan.groups()
     path.write_text(whole)
 
 
@@ -153,7 +153,7 @@ def test_a_failure_names_its_group(tmp_path):
 @pytest.mark.slow
 def test_tables(finished, capsys):
     plan = finished
-    paths = [cells.path_of(plan, cell) for cell in plan.cells]
+    paths = [plan.path(cell) for cell in plan.cells]
     document.show(paths)
     assert "SimpleEnv" in capsys.readouterr().out
     content = tables.table1(tables.load(paths))
@@ -260,7 +260,7 @@ def test_a_group_that_was_stopped_or_lost_goes_on(tmp_path, monkeypatch):
         until(3, end)
         with pytest.raises(error):
             groups.run_group(plan, chosen)
-        partial = cells.read(cells.path_of(plan, chosen[0]))
+        partial = cells.read(plan.path(chosen[0]))
         assert (partial["complete"], len(partial["curves"]["return_mean"])) == (False, 3)
         seen.clear()
         until(6, end)
@@ -274,7 +274,7 @@ def test_a_group_that_was_stopped_or_lost_goes_on(tmp_path, monkeypatch):
 def test_progress_and_failures(finished, capsys):
     """Nothing is left to train: the runner gets no task, the view no line; a failure is named."""
     plan = finished
-    assert groups.run_plan(plan, lambda tasks, on_wait: iter([])) == [cells.path_of(plan, c) for c in plan.cells]
+    assert groups.run_plan(plan, lambda tasks, on_wait: iter([])) == [plan.path(c) for c in plan.cells]
     more = dataclasses.replace(plan, seeds=(0, 1, 2))
 
     def failing(tasks, on_wait):
@@ -289,12 +289,12 @@ def test_progress_and_failures(finished, capsys):
 def test_the_best_policy_of_a_cell_is_shipped(finished, tmp_path, monkeypatch):
     cell = finished.cells[0]
     plan = dataclasses.replace(finished, out=tmp_path / "cells", judged_seeds=2)
-    policy = load_policies(store.open_run(cells.policy_folder(finished.out, cell.name)))[0]
+    policy = load_policies(store.open_run(cells.policy_folder(finished.path(cell))))[0]
     groups.keep_policies(plan, cell, {0: policy, 1: policy}, 3)
-    result = cells.read(cells.path_of(finished, cell))
+    result = cells.read(finished.path(cell))
     for seed, word in zip(result["fresh"]["seeds"], ("misses", "meets"), strict=True):
         seed["constraints"][0]["verdict"]["word"] = word
-    path = cells.path_of(plan, cell)
+    path = plan.path(cell)
     cells.write(path, result)
     shipped = store.open_run(ship.ship(path, tmp_path, episodes=3))
     assert shipped.config["job"]["seeds"] == [1]

@@ -6,7 +6,7 @@ import jobs
 import pytest
 
 from tqpo.errors import ConfigError, StoreError
-from tqpo.training.job import Job, Prepared, agree, plain, seeds_of, together
+from tqpo.training.job import Job, Prepared, agree, plain, prepared_of, seeds_of, together
 
 NOW = {"gain": 0.1, "network": {"hidden": [64, 64], "kind": "mlp"}, "constraints": [{"limit": 15.0, "margin": 0.0}]}
 DEFAULTS = {"gain": 0.5, "network": {"hidden": [32], "kind": "mlp"}, "constraints": [{"limit": 1.0, "margin": 0.0}]}
@@ -44,9 +44,9 @@ def test_a_run_of_another_version_is_still_its_job():
     assert prepared.matches(config)
     del config["derived"]["algorithm"]["learner"]["discount"], config["derived"]["task"]["hazard_radius"]
     del config["job"]["vector"]
-    config["job"]["gone"] = config["derived"]["algorithm"]["gone"] = 1
+    config["job"]["gone"] = config["job"]["settings"]["gone"] = config["derived"]["algorithm"]["gone"] = 1
     assert prepared.matches(config)
-    assert Job.from_description(config) == prepared.job
+    assert prepared_of(config).job == prepared.job
     config["derived"]["algorithm"]["learner"]["epochs"] += 1
     assert not prepared.matches(config)
     with pytest.raises(StoreError, match="not that of a training job"):

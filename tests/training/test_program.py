@@ -99,9 +99,9 @@ def test_too_many_bad_updates_stop_the_run_with_what_reproduces_it():
     with pytest.raises(program.NonFiniteError, match=r"seed 7 .run 0., seed 8") as caught:
         program.run(group, 8, chunk=2, max_skips=6)
     first, second = caught.value.failures
-    assert (first.run.seed, second.run.config, first.iteration, first.iterations) == (7, VARIANTS[1], 2, 2)
+    assert (first.seed, second.config, first.iteration, first.iterations) == (7, VARIANTS[1], 2, 2)
     np.testing.assert_array_equal(first.metrics["skipped_in_a_row"], [4, 8])
     alone = jax.tree.map(lambda x: x[None], first.state)
-    group = Group(first.run.env, first.run.algorithm, (first.run.config,), (first.run.seed,))
+    group = Group(group.env, "tqpo", (first.config,), (first.seed,))
     _, metrics = program.run(group, first.iterations, chunk=2, state=alone, max_skips=None)
     np.testing.assert_array_equal(metrics["skipped_in_a_row"][:, 0], first.metrics["skipped_in_a_row"])

@@ -57,12 +57,13 @@ def progress(title: str, hidden: bool):
 
 def new_table(title: str, columns: Iterable[str], right: Iterable[str] = ()):
     """An empty table; the columns `right` hold numbers. Long names of runs are folded."""
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(title=title)
     for column in columns:
         run = {"overflow": "fold", "min_width": 12} if column == "run" else {}
-        table.add_column(column, justify="right" if column in right else "left", **run)
+        table.add_column(escape(column), justify="right" if column in right else "left", **run)
     return table
 
 

@@ -18,7 +18,7 @@ class Reproduce:
     """Train the paper's runs and lay the results beside its numbers. Made for a GPU; what is done is not done again."""
 
     what: Positional[str]
-    """table1 (with PPO-Lagrangian), table2, tuned, baseline, fast, all of these; figures and tables draw what is there."""
+    """table1 (with PPO-Lagrangian), table2, tuned, baseline, fast, or all; figures and tables draw what is there."""
     task: tuple[str, ...] = ()
     """Only these tasks."""
     algo: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Reproduce:
         from tqpo.errors import ConfigError, UnknownNameError
         from tqpo.evaluation.episodes import check_count
         from tqpo.reproduce import document, groups
-        from tqpo.reproduce.cells import Plan, check
+        from tqpo.reproduce.cells import Plan
         from tqpo.reproduce.paper import SETS
         from tqpo.sweep import cluster
         from tqpo.training.job import seeds_of
@@ -88,7 +88,7 @@ class Reproduce:
             checkpoint_every=CHECKPOINT_EVERY if self.ray else None,
             changes=tuple(changes.items()),
         )
-        check(plan)
+        plan.check()
         plan.out.mkdir(parents=True, exist_ok=True)
         runner = functools.partial(cluster.run_local, at_once=self.jobs, gpus=SHARE)
         if self.ray:

@@ -13,7 +13,7 @@ from tqpo.errors import ConfigError
 
 @dataclasses.dataclass
 class Evaluate:
-    """Run fresh episodes of a trained policy: return, safety probability and cost quantile, with intervals and a verdict."""
+    """Run fresh episodes of a trained policy: return, safety, cost quantile with intervals, and a verdict."""
 
     run: Folder
     """The folder that training wrote."""

@@ -44,13 +44,13 @@ class Sweep:
             cluster.import_ray()
         plan = sweep.read(self.file)
         out = self.out or pathlib.Path("sweeps") / self.file.stem
+        needs = {"gpus": plan.gpus, "retries": plan.retries}
         if self.local:
-            room = int((os.cpu_count() or 1) / max(plan.cpus, 1e-9)) if not plan.gpus else int(1 / plan.gpus)
+            room = int(1 / plan.gpus) if plan.gpus else int((os.cpu_count() or 1) / max(plan.cpus, 1e-9))
             at_once = self.jobs or min(max(1, room), len(plan.jobs))
-            runner = functools.partial(cluster.run_local, at_once=at_once, gpus=plan.gpus, retries=plan.retries)
+            runner = functools.partial(cluster.run_local, at_once=at_once, **needs)
         else:
-            needs = {"cpus": plan.cpus, "gpus": plan.gpus, "retries": plan.retries}
-            runner = functools.partial(cluster.run_tasks, address=self.address, **needs)
+            runner = functools.partial(cluster.run_tasks, cpus=plan.cpus, address=self.address, **needs)
         failed = sweep.run(plan, out, runner)
         show_results({name: job for name, job in plan.jobs.items() if name not in failed}, out)
         if failed:

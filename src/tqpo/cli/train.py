@@ -29,16 +29,18 @@ class Train:
     cost_limit: float = 15.0
     """The limit: the largest episode cost that counts as safe."""
     constraint: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME:limit=X,safety=P|NAME:mean=X")] = ()
-    """Instead of --safety and --cost-limit, and as often as you like: a bound on the cost NAME, e.g. hazards:limit=15,safety=0.9 or
-    energy:mean=200."""
+    """Instead of --safety and --cost-limit, and as often as you like: a bound on the cost NAME, e.g.
+    hazards:limit=15,safety=0.9 or energy:mean=200."""
     cost_fn: str | None = None
-    """module:function that gives the cost of a step of your own environment: (obs, action, next_obs, info) -> number or dict."""
+    """module:function that gives the cost of a step of your own environment: (obs, action, next_obs, info) -> number or
+    dict."""
     vector: str = "sync"
     """Your own environments run one after the other (sync), each in a process (async) or on a Ray cluster (ray)."""
     env_timeout: float = 60.0
     """Seconds that one step of your own environment may take."""
     env_restarts: int = 3
-    """How often each of your own environments is restarted after an exception, a crash, a hang or a number that is not finite."""
+    """How often each of your own environments is restarted after an exception, a crash, a hang or a value that is not
+    finite."""
     seeds: int = 1
     """How many runs, with seeds 0, 1, 2, … They train together in one program."""
     first_seed: int = 0
@@ -46,11 +48,11 @@ class Train:
     steps: float = 5e6
     """Environment steps of each run."""
     preset: str = "fast"
-    """fast (small networks), or for a GPU: paper (the published configuration), tuned (its network with our settings)."""
+    """fast (small networks); for a GPU paper (the published configuration) or tuned (its network, our settings)."""
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
     """Settings of the algorithm, e.g. learning_rate=1e-3."""
     task_set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
-    """Settings of the task, e.g. max_steps=500; of your own environment, arguments of gymnasium.make or of the factory."""
+    """Settings of the task, e.g. max_steps=500; arguments of gymnasium.make or of the factory of your own environment."""
     out: pathlib.Path | None = None
     """Folder for the run; by default a new one under runs/."""
     resume: pathlib.Path | None = None

@@ -16,7 +16,7 @@ from tqpo.output.playback import record_episode
 from tqpo.output.report import Report, write_report
 from tqpo.output.video import write_video
 from tqpo.training.evaluations import add_evaluation, evaluation_key, evaluations_of
-from tqpo.training.job import Job, Prepared
+from tqpo.training.job import Job, Prepared, prepared_of
 from tqpo.training.policies import load_policies, load_policy
 from tqpo.types import Env, Key
 
@@ -38,15 +38,10 @@ def conclude(
     if report:
         write_plots([folder], folder.folder / "plots")
         written |= {"report": write_page(folder, folder.folder / "report.html"), "run": folder.folder}
-        if isinstance(prepared_of(folder).env, Task):
+        if isinstance(prepared_of(folder.config).env, Task):
             written["video"] = write_episode(folder, folder.folder / "episode.gif")
     folder.finish()
     return evaluation, written
-
-
-def prepared_of(folder: store.Run) -> Prepared:
-    """The job of a run, with its environment."""
-    return Job.from_description(folder.config).prepare()
 
 
 def label_of(prepared: Prepared) -> str:
@@ -54,7 +49,7 @@ def label_of(prepared: Prepared) -> str:
 
 
 def curves_of(folder: store.Run, prepared: Prepared, place: int = 0, label: str = "") -> list[plots.Curve]:
-    """The learning curves in a run's `metrics.csv`, of the constraint at that place; none if there is no such constraint."""
+    """The learning curves in a run's `metrics.csv`, of the constraint at that place; none if there is none."""
     columns = folder.metrics()
     if not columns or place >= len(prepared.asked):
         return []
@@ -74,7 +69,7 @@ def write_plots(folders: Sequence[store.Run], out: pathlib.Path) -> list[pathlib
 
     Each constraint after the first has curves of its own, `learning-2` and so on.
     """
-    jobs = [prepared_of(folder) for folder in folders]
+    jobs = [prepared_of(folder.config) for folder in folders]
     several = len({p.job.task for p in jobs}) > 1
     labels = [f"{p.job.task}: {label_of(p)}" if several else label_of(p) for p in jobs]
     evaluations = []
@@ -157,7 +152,7 @@ def filmed_frames(env: Task, policy: Policy, key: Key, episode: int, determinist
 
 def write_page(folder: store.Run, path: pathlib.Path) -> pathlib.Path:
     """The run as one page."""
-    prepared = prepared_of(folder)
+    prepared = prepared_of(folder.config)
     job, env, limit = prepared.job, prepared.env, float(prepared.asked[0].limit)
     episodes = [
         record_episode(

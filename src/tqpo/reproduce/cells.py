@@ -1,10 +1,12 @@
-"""The paper's cells, each a JSON file with provenance. A cell whose file is complete and has the same settings is not run again.
+"""The paper's cells, each a JSON file with provenance.
+
+A cell whose file is complete and has the same settings is not run again.
 
 | key | value |
 |---|---|
 | `complete` | false while the cell trains: the file then holds what is known so far |
 | `settings` | task, algorithm, level, seeds, steps, the whole configuration |
-| `last_tenth` | averages over the episodes of the last tenth of training, per seed, and mean and standard deviation over seeds |
+| `last_tenth` | averages over the last tenth of training, per seed, and mean and standard deviation over seeds |
 | `fresh` | `summary.summarise` of fresh episodes of the final policies, without the episodes themselves |
 | `judge` | the same for some seeds in JAX, and, when `judge` has been there, in MuJoCo |
 | `published` | the paper's numbers |
@@ -48,32 +50,56 @@ class Plan:
     checkpoint_every: int | None = None  # iterations; None: only when a signal ends training, a group takes minutes
     changes: tuple[tuple[str, Any], ...] = ()  # settings other than the presets', by name
 
+    def prepare(self, cell: Cell, seeds: tuple[int, ...] | None = None) -> Prepared:
+        """A cell as a job of all its seeds, or of these; it keeps the last policy."""
+        level = {"preset": cell.preset, "safety": cell.safety, "cost_limit": COST_LIMIT}
+        runs = {"seeds": self.seeds if seeds is None else seeds, "steps": self.steps, "snapshots": 1}
+        return Job(task=cell.task, algo=cell.algo, **level, **runs, settings=dict(self.changes)).prepare()
 
-def prepare(plan: Plan, cell: Cell, seeds: Sequence[int] | None = None) -> Prepared:
-    """A cell as a job: all its seeds, or these. It keeps the last policy."""
-    level = {"preset": cell.preset, "safety": cell.safety, "cost_limit": COST_LIMIT}
-    runs = {"seeds": tuple(plan.seeds if seeds is None else seeds), "steps": plan.steps, "snapshots": 1}
-    return Job(task=cell.task, algo=cell.algo, **level, **runs, settings=dict(plan.changes)).prepare()
+    def check(self) -> None:
+        """Raises for settings that a cell does not have or cannot be trained with."""
+        for cell in self.cells:
+            try:
+                self.prepare(cell)
+            except TqpoError as error:
+                raise ConfigError(f"{cell.name}: {error}") from None
+
+    def path(self, cell: Cell) -> pathlib.Path:
+        return self.out / f"{cell.name}.json"
+
+    def settings(self, cell: Cell) -> dict[str, Any]:
+        """What a result depends on; compared with a file to see whether it is still good."""
+        facts = {"task": cell.task, "algo": cell.algo, "safety": cell.safety, "preset": cell.preset}
+        config = plain(dataclasses.asdict(self.prepare(cell).config))
+        return facts | {"seeds": list(self.seeds), "steps": self.steps, "config": config}
+
+    def is_current(self, cell: Cell, settings: dict[str, Any]) -> bool:
+        """Whether these are the settings of this cell."""
+        defaults = plain(dataclasses.asdict(type(self.prepare(cell).config)()))
+        return agree(settings, self.settings(cell), {"config": defaults})
+
+    def done(self, cell: Cell) -> bool:
+        result = read(self.path(cell))
+        return bool(result and result.get("complete") and self.is_current(cell, result["settings"]))
+
+    def judged(self, cell: Cell) -> tuple[int, ...]:
+        """The seeds of a cell that MuJoCo judges: those of Table 1."""
+        return self.seeds[: self.judged_seeds] if cell in TABLE1 else ()
+
+    def groups(self) -> list[tuple[Cell, ...]]:
+        """The cells that are still to do, in groups that one program trains; the largest first."""
+        groups: dict[Any, list[Cell]] = {}
+        for cell in self.cells:
+            if not self.done(cell):
+                prepared = self.prepare(cell)
+                structure = (cell.task, prepared.group.algorithm, jax.tree.structure(prepared.config))
+                groups.setdefault(structure, []).append(cell)
+        return sorted((tuple(g) for g in groups.values()), key=work, reverse=True)
 
 
-def check(plan: Plan) -> None:
-    """Raises for settings that a cell does not have or cannot be trained with, before anything is started."""
-    for cell in plan.cells:
-        try:
-            prepare(plan, cell)
-        except TqpoError as error:
-            raise ConfigError(f"{cell.name}: {error}") from None
-
-
-def settings_of(plan: Plan, cell: Cell) -> dict[str, Any]:
-    """What a result depends on; compared with a file to see whether it is still good."""
-    facts = {"task": cell.task, "algo": cell.algo, "safety": cell.safety, "preset": cell.preset}
-    config = plain(dataclasses.asdict(prepare(plan, cell).config))
-    return facts | {"seeds": list(plan.seeds), "steps": plan.steps, "config": config}
-
-
-def path_of(plan: Plan, cell: Cell) -> pathlib.Path:
-    return plan.out / f"{cell.name}.json"
+def policy_folder(path: pathlib.Path) -> pathlib.Path:
+    """The run that holds the final policies of a cell, beside its file."""
+    return path.parent / "policies" / path.stem
 
 
 def read(path: pathlib.Path) -> dict[str, Any] | None:
@@ -92,28 +118,6 @@ def write(path: pathlib.Path, result: dict[str, Any]) -> None:
     draft.replace(path)
 
 
-def done(plan: Plan, cell: Cell) -> bool:
-    result = read(path_of(plan, cell))
-    return bool(result and result.get("complete") and is_current(result["settings"], plan, cell))
-
-
-def is_current(settings: dict[str, Any], plan: Plan, cell: Cell) -> bool:
-    """Whether these are the settings of this cell."""
-    defaults = plain(dataclasses.asdict(type(prepare(plan, cell).config)()))
-    return agree(settings, settings_of(plan, cell), {"config": defaults})
-
-
-def groups_of(plan: Plan) -> list[tuple[Cell, ...]]:
-    """The cells that are still to do, in groups that one program trains; the largest first."""
-    groups: dict[Any, list[Cell]] = {}
-    for cell in plan.cells:
-        if not done(plan, cell):
-            prepared = prepare(plan, cell)
-            structure = (cell.task, prepared.group.algorithm, jax.tree.structure(prepared.config))
-            groups.setdefault(structure, []).append(cell)
-    return sorted((tuple(g) for g in groups.values()), key=work, reverse=True)
-
-
 def work(cells: Sequence[Cell]) -> float:
     """About how long a group takes, to begin with the longest."""
     return len(cells) * (0.2 if cells[0].preset == "fast" else 1.0) * (1.5 if cells[0].task == "GremlinEnv" else 1.0)
@@ -125,7 +129,7 @@ def metrics_of(folder: store.Run, runs: int) -> Metrics:
 
 
 def result_of(plan: Plan, cell: Cell, metrics: Metrics) -> dict[str, Any]:
-    """Averages over the last tenth of training, per seed and over seeds, and thinned curves; metrics [iterations, seeds]."""
+    """Averages over the last tenth of training and thinned curves, from metrics [iterations, seeds]."""
     start = int(len(metrics["steps"]) * (1 - LAST))
     while start > 0 and not metrics["episodes"][start:].sum(0).all():  # a batch may end no episode
         start -= 1
@@ -135,7 +139,7 @@ def result_of(plan: Plan, cell: Cell, metrics: Metrics) -> dict[str, Any]:
     every = -(-len(metrics["steps"]) // CURVE_POINTS)
     columns = {name: metrics.get(name, metrics.get(f"{name}.0")) for name in CURVES}  # of several entries the first
     return {
-        "settings": settings_of(plan, cell),
+        "settings": plan.settings(cell),
         "last_tenth": {
             "episodes": episodes.tolist(),
             "return": returns.tolist(),
@@ -157,21 +161,11 @@ def mean_std(values: np.ndarray) -> list[float | None]:
     return [float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else None]
 
 
-def judged(plan: Plan, cell: Cell) -> tuple[int, ...]:
-    """The seeds of a cell that MuJoCo judges: those of Table 1."""
-    return plan.seeds[: plan.judged_seeds] if cell in TABLE1 else ()
-
-
 def summary(plan: Plan, cell: Cell, episodes: dict[int, Totals]) -> dict[str, Any]:
     """What episodes say, without the episodes: they would make a file a hundred times as large."""
-    prepared = prepare(plan, cell)
+    prepared = plan.prepare(cell)
     out = summarise(episodes, prepared.config.constraints, prepared.env.cost_names, deterministic=False)
     for seed in out["seeds"]:
         for name in ("returns", "episode_costs", "lengths"):
             del seed[name]
     return out
-
-
-def policy_folder(out: pathlib.Path, name: str) -> pathlib.Path:
-    """The run that holds the final policies of a cell."""
-    return out / "policies" / name

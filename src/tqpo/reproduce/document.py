@@ -13,8 +13,7 @@ BEGIN, END = "<!-- begin: written by `tqpo reproduce tables` -->", "<!-- end -->
 def show(paths: Sequence[pathlib.Path]) -> None:
     from rich.console import Console
 
-    console = Console()
-    console = console if console.is_terminal else Console(width=170)
+    console = Console() if Console().is_terminal else Console(width=170)
     title = "Average over the last tenth of training, mean ± standard deviation over seeds"
     console.print(tables.rich_table(tables.against_paper(tables.ordered(tables.load(paths)), title)))
 
@@ -36,9 +35,8 @@ def write_all(out: pathlib.Path, page: pathlib.Path | None = None) -> list[pathl
     `page`, between its marks. Cells that were trained again for the judge are in the folder `judged`."""
     cells, again = (tables.load(sorted(folder.glob("*.json"))) for folder in (out, out / "judged"))
     if not cells:
-        raise ConfigError(
-            f"{out} holds no results: run tqpo reproduce table1 --out {out}, or name the folder with --out"
-        )
+        hint = f"run tqpo reproduce table1 --out {out}, or name the folder with --out"
+        raise ConfigError(f"{out} holds no results: {hint}")
     shown = {name: content for name, content in contents(cells, again).items() if content.rows}
     written = []
     for name, content in shown.items():

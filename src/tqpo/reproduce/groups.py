@@ -1,7 +1,7 @@
 """Groups of cells that one program trains, as processes: several at once, each with a line in one progress table.
 
-Each group has a process of its own, so that its memory on the device is free when it ends, and so that XLA can be told, before it
-starts, to choose the same kernels every time: the same command on the same hardware gives the same numbers.
+Each group has a process of its own: its memory on the device is free when it ends, and XLA can be told, before it
+starts, to choose the same kernels every time. So the same command on the same hardware gives the same numbers.
 """
 
 import contextlib
@@ -20,21 +20,7 @@ from tqpo import store
 from tqpo.errors import StoreError, TqpoError
 from tqpo.evaluation.episodes import ActorPolicy, run_episodes
 from tqpo.provenance import provenance
-from tqpo.reproduce.cells import (
-    Plan,
-    done,
-    groups_of,
-    judged,
-    metrics_of,
-    path_of,
-    policy_folder,
-    prepare,
-    read,
-    result_of,
-    settings_of,
-    summary,
-    write,
-)
+from tqpo.reproduce.cells import Plan, metrics_of, policy_folder, read, result_of, summary, write
 from tqpo.reproduce.judge import Judge
 from tqpo.reproduce.paper import Cell
 from tqpo.store.run import MANIFEST
@@ -57,7 +43,7 @@ def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:
 
     `runner` runs tasks, here (`cluster.run_local`) or elsewhere (`cluster.run_tasks`), about `jobs` of them at a time.
     """
-    groups = {name_of(cells): cells for cells in groups_of(plan)}
+    groups = {name_of(cells): cells for cells in plan.groups()}
     folders = {name: group_folder(plan, name) for name in groups}
     os.environ["XLA_FLAGS"] = " ".join(x for x in (os.environ.get("XLA_FLAGS"), REPEATABLE) if x)
     begun = time.perf_counter()
@@ -82,7 +68,7 @@ def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:
         raise TqpoError("; ".join(f"{name}: {error}" for name, error in progress.failed.items()))
     if groups:
         add_timing(plan, {"seconds": time.perf_counter() - begun, "jobs": jobs, "groups": list(groups)})
-    return [path_of(plan, cell) for cell in plan.cells]
+    return [plan.path(cell) for cell in plan.cells]
 
 
 def name_of(cells: Sequence[Cell]) -> str:
@@ -97,9 +83,9 @@ def group_folder(plan: Plan, name: str) -> pathlib.Path:
 
 def unjudged(plan: Plan, cell: Cell) -> bool:
     """Whether a cell is done but for MuJoCo's judgement, and its policies are there."""
-    result = read(path_of(plan, cell)) if judged(plan, cell) and done(plan, cell) else None
+    result = read(plan.path(cell)) if plan.judged(cell) and plan.done(cell) else None
     waiting = bool(result and result["judge"] and result["judge"]["mujoco"] is None)
-    return waiting and (policy_folder(plan.out, cell.name) / MANIFEST).exists()
+    return waiting and (policy_folder(plan.path(cell)) / MANIFEST).exists()
 
 
 def add_timing(plan: Plan, facts: dict[str, Any]) -> None:
@@ -113,8 +99,8 @@ def add_timing(plan: Plan, facts: dict[str, Any]) -> None:
 def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
     """Trains a group of cells, evaluates their final policies, and writes their files."""
     begun, first = time.perf_counter(), 0.0
-    group = together([prepare(plan, cell) for cell in cells])
-    iterations = prepare(plan, cells[0]).iterations
+    group = together([plan.prepare(cell) for cell in cells])
+    iterations = plan.prepare(cells[0]).iterations
     folder, position = open_group(plan, cells, group)
 
     def write_all(facts: dict[str, Any], of_cell: dict[Cell, dict[str, Any]] | None = None) -> None:
@@ -122,7 +108,7 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
         for k, cell in enumerate(cells):
             own = slice(k * len(plan.seeds), (k + 1) * len(plan.seeds))
             result = result_of(plan, cell, {name: x[:, own] for name, x in metrics.items()})
-            write(path_of(plan, cell), result | facts | (of_cell or {}).get(cell, {}))
+            write(plan.path(cell), result | facts | (of_cell or {}).get(cell, {}))
 
     def watch(iteration: int, chunk: Chunk) -> None:
         nonlocal first
@@ -150,8 +136,8 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
 
 def open_group(plan: Plan, cells: Sequence[Cell], group: Group) -> tuple[store.Run, loop.Position]:
     """The run folder of a group, and where its training stands: what was begun with the same settings goes on."""
-    path, first = group_folder(plan, name_of(cells)), prepare(plan, cells[0])
-    settings = plain(first.describe()) | {"cells": [settings_of(plan, cell) for cell in cells]}
+    path, first = group_folder(plan, name_of(cells)), plan.prepare(cells[0])
+    settings = plain(first.describe()) | {"cells": [plan.settings(cell) for cell in cells]}
     if (path / MANIFEST).exists():
         with contextlib.suppress(store.DamagedError):  # what cannot be read is trained again
             folder = when_free(lambda: store.open_run(path, write=True))
@@ -165,12 +151,12 @@ def open_group(plan: Plan, cells: Sequence[Cell], group: Group) -> tuple[store.R
 
 def keep_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], iteration: int) -> None:
     """The final policies as a run of their own: all of the fast preset, else those that MuJoCo judges (10 MB each)."""
-    seeds = plan.seeds if cell.preset == "fast" else judged(plan, cell)
-    path = policy_folder(plan.out, cell.name)
+    seeds = plan.seeds if cell.preset == "fast" else plan.judged(cell)
+    path = policy_folder(plan.path(cell))
     shutil.rmtree(path, ignore_errors=True)
     if not seeds:
         return
-    prepared = prepare(plan, cell, seeds)
+    prepared = plan.prepare(cell, seeds)
     stacked = jax.tree.map(lambda *x: jax.numpy.stack(x), *(policies[seed] for seed in seeds))
     with store.create(path, prepared.describe()) as folder:
         save_policies(folder, prepared, stacked, [{"seed": seed, "iteration": iteration} for seed in seeds])
@@ -181,12 +167,12 @@ def evaluate(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> dict[s
     """Fresh episodes of the final policies."""
     if not plan.episodes:
         return {"fresh": None, "judge": None}
-    env: Any = prepare(plan, cell).env
+    env: Any = plan.prepare(cell).env
     episodes = {
         seed: run_episodes(env, policy, evaluation_key(seed), plan.episodes, batch=plan.episodes)
         for seed, policy in policies.items()
     }
     judge = None
-    if chosen := judged(plan, cell):
+    if chosen := plan.judged(cell):
         judge = {"jax": summary(plan, cell, {seed: episodes[seed] for seed in chosen}), "mujoco": None}
     return {"fresh": summary(plan, cell, episodes), "judge": judge}

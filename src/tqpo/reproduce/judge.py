@@ -12,7 +12,7 @@ import numpy as np
 from tqpo import store
 from tqpo.envs import make
 from tqpo.evaluation.episodes import HostRunner, Totals
-from tqpo.reproduce.cells import Plan, judged, path_of, policy_folder, read, summary, write
+from tqpo.reproduce.cells import Plan, policy_folder, read, summary, write
 from tqpo.reproduce.paper import Cell
 from tqpo.training.evaluations import evaluation_key
 from tqpo.training.policies import load_policies
@@ -42,7 +42,7 @@ class Judge:
     def take(self, cells: Sequence[Cell]) -> None:
         """Begins with these cells."""
         for cell in cells:
-            for seed in judged(self.plan, cell):
+            for seed in self.plan.judged(cell):
                 for first in range(0, self.plan.judged_episodes, SIDE_BY_SIDE):
                     indices = range(first, min(first + SIDE_BY_SIDE, self.plan.judged_episodes))
                     part = Part(cell, seed, indices)
@@ -63,7 +63,7 @@ class Judge:
         for part, played in parts:
             episodes.setdefault(part.seed, []).extend(played)
         totals = {seed: Totals(*map(np.array, zip(*played, strict=True))) for seed, played in episodes.items()}
-        path = path_of(self.plan, cell)
+        path = self.plan.path(cell)
         result: dict[str, Any] = read(path) or {}
         result["judge"]["mujoco"] = summary(self.plan, cell, totals)
         write(path, result)
@@ -82,5 +82,5 @@ def play(plan: Plan, part: Part) -> list[tuple[float, np.ndarray, int]]:
     from tqpo.envs.mujoco import MujocoTask
 
     config = make(part.cell.task).config
-    policy = load_policies(store.open_run(policy_folder(plan.out, part.cell.name)))[part.seed]
+    policy = load_policies(store.open_run(policy_folder(plan.path(part.cell))))[part.seed]
     return HostRunner(lambda: MujocoTask(config), policy, evaluation_key(part.seed), False)(part.indices)

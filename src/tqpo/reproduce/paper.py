@@ -31,7 +31,7 @@ class Cell:
 
 
 def read_table(text: str) -> list[Cell]:
-    """Rows of task, level [%], algorithm, then mean and spread of the return, of the safety [%] and, in Table 1, of the hours."""
+    """Rows of task, level [%], algorithm; mean and spread of return, of safety [%] and, in Table 1, of hours."""
     cells = []
     for task, level, algo, *numbers in map(str.split, text.strip().splitlines()):
         x = [float(number) for number in numbers]
@@ -81,7 +81,7 @@ BASELINE: list[Cell] = [Cell(c.task, "tqpo-baseline", c.safety) for c in TUNED i
 # And once with the fast preset: the same steps, a small network.
 FAST: list[Cell] = [Cell(c.task, "tqpo", c.safety, preset="fast") for c in TABLE1 if c.algo == "tqpo"]
 
-# Evidence on one task that every part works at the paper's scale; TQPO and its tilts: fifteen runs of one program at three seeds.
+# Evidence on one task that every part works at the paper's scale. With three seeds TQPO and its tilts are fifteen runs.
 FIRST: list[Cell] = [
     *(cell for cell in TABLE1 if cell.task == "SimpleEnv" and cell.algo == "tqpo"),
     *(cell for cell in TABLE2 if cell.task == "SimpleEnv" and cell.algo in {"tqpo-no-tilt", "tqpo-fixed-tilt"}),
@@ -103,8 +103,7 @@ SETS: dict[str, list[Cell]] = {
     "first": FIRST,
     "levels": LEVELS,
 }
-SETS["all"] = list(
-    {cell.name: cell for name in ("table1", "table2", "tuned", "baseline", "fast") for cell in SETS[name]}.values()
-)
+PARTS = ("table1", "table2", "tuned", "baseline", "fast")
+SETS["all"] = list({cell.name: cell for name in PARTS for cell in SETS[name]}.values())
 COST_LIMIT = 15.0  # d
 STEPS = 5_000_000

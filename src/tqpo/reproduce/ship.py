@@ -2,8 +2,8 @@
 
     python -m tqpo.reproduce.ship RUN|CELL.json… [--out src/tqpo/policies] [--episodes 1000]
 
-The best is the seed with the highest return among those whose evaluation meets the level. A cell's policies are the run beside its
-file, in `policies/`, where `tqpo reproduce fast` left them.
+The best is the seed with the highest return among those whose evaluation meets the level. A cell's policies are in a
+run beside its file, in `policies/`, where `tqpo reproduce fast` left them.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from tqpo.errors import ConfigError, TqpoError
 from tqpo.reproduce import cells
 from tqpo.store.run import LOCK, SHIPPED
 from tqpo.training.evaluations import add_evaluation, evaluations_of
-from tqpo.training.job import Job
+from tqpo.training.job import prepared_of
 from tqpo.training.policies import load_policy, save_policies
 
 
@@ -29,7 +29,7 @@ def ship(path: str | pathlib.Path, out: pathlib.Path = SHIPPED, episodes: int = 
     path = pathlib.Path(path)
     source, evaluation, origin = of_cell(path) if path.suffix == ".json" else of_run(path)
     seed, policy = load_policy(source, best_seed(evaluation, path))
-    prepared = dataclasses.replace(Job.from_description(source.config), seeds=(seed,)).prepare()
+    prepared = dataclasses.replace(prepared_of(source.config).job, seeds=(seed,)).prepare()
     if not prepared.matches(source.config | {"job": source.config["job"] | {"seeds": [seed]}}):
         raise ConfigError(f"{path} was made with other settings than the {prepared.job.preset} preset has now")
     with store.create(out / f"{prepared.job.task}-{100 * prepared.job.safety:g}", prepared.describe()) as folder:
@@ -56,7 +56,7 @@ def of_cell(path: pathlib.Path) -> tuple[store.Run, dict[str, Any], dict[str, An
     cell = cells.read(path)
     if not (cell and cell.get("complete") and cell["fresh"]):
         raise ConfigError(f"{path} is not a finished cell with fresh episodes: run tqpo reproduce")
-    source = store.open_run(cells.policy_folder(path.parent, path.stem))
+    source = store.open_run(cells.policy_folder(path))
     return source, cell["fresh"], {"of_cell": path.stem, "commit": cell["provenance"]["commit"]}
 
 

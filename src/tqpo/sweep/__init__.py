@@ -1,4 +1,4 @@
-"""Many runs from one file: `plan` reads it, `work` is what one job does wherever it runs, `progress` shows how far they are."""
+"""Many runs from one file: `plan` reads it, `work` is what one job does, `progress` shows how far all are."""
 
 import pathlib
 
@@ -12,7 +12,7 @@ __all__ = ["Sweep", "read", "run"]
 
 
 def run(sweep: Sweep, out: pathlib.Path, runner: Runner) -> dict[str, Exception]:
-    """Trains every job that is not finished yet, each into its own folder under `out`. Returns what went wrong, by folder."""
+    """Trains every job that is not finished yet, each into its own folder under `out`. Returns what failed, by name."""
     out = out.absolute()
     options = Options(quiet=True, checkpoint_every=sweep.checkpoint_every)
     tasks = [

@@ -9,8 +9,8 @@
     seeds = 5                      # 0 … 4, or a list; they train together in one program
     settings = { learning_rate = [3e-4, 1e-3], hidden = [[64, 64], [128, 128]] }
 
-A job is one setting with its seeds: one program, one task, one folder. A folder's name follows from its job alone, so what is
-finished is found again when the file has grown.
+A job is one setting with its seeds: one program, one task, one folder. A folder's name follows from its job alone, so a
+finished job is recognised when the file has grown.
 """
 
 import dataclasses
@@ -52,7 +52,7 @@ class Sweep:
 
 
 def read(path: pathlib.Path) -> Sweep:
-    """The sweep that a file describes. Every job is built once, so that a wrong setting is an error before anything starts."""
+    """The sweep of a file. Every job is prepared once: a wrong setting is an error before anything starts."""
     try:
         content = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -101,10 +101,8 @@ def expand(block: Mapping[str, Any]) -> Iterator[Job]:
 
 def make_job(fields: dict[str, Any]) -> Job:
     try:
-        fields["seeds"] = seeds_of(fields.get("seeds", 1))
-        if "steps" in fields:
-            fields["steps"] = int(fields["steps"])
-        return Job(**fields)
+        steps = int(fields.get("steps", Job.steps))
+        return Job(**fields | {"seeds": seeds_of(fields.get("seeds", 1)), "steps": steps})
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from None
 
@@ -123,12 +121,8 @@ def split(job: Job, size: int | None) -> Iterator[Job]:
 
 def name_of(job: Job) -> str:
     """What it is in words, and a checksum of all fields that are not as usual."""
-    usual = Job()
-    given = {
-        field.name: getattr(job, field.name)
-        for field in dataclasses.fields(job)
-        if getattr(job, field.name) != getattr(usual, field.name)
-    }
+    usual, given = vars(Job()), vars(job)
+    given = {name: value for name, value in given.items() if value != usual[name]}
     digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
     seeds = "s" + "_".join(map(str, dict.fromkeys((min(job.seeds), max(job.seeds)))))
     words = (job.task, job.algo, f"{100 * job.safety:g}", f"{job.cost_limit:g}", seeds, digest[:8])
@@ -149,6 +143,5 @@ def varying(jobs: Iterable[Job]) -> dict[str, list[Any]]:
 
 def check_names(given: Mapping[str, Any], known: set[str], where: str) -> None:
     if unknown := set(given) - known:
-        raise ConfigError(
-            f"{where}: nothing is called {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}"
-        )
+        there = ", ".join(sorted(known))
+        raise ConfigError(f"{where}: nothing is called {', '.join(sorted(unknown))}; there are {there}")

@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 class JobsProgress:
-    """Shows many jobs; used as a context manager. `look` whenever there is time; it raises `Interrupted` after a signal."""
+    """Shows many jobs; a context manager. `look` whenever there is time: it raises `Interrupted` after a signal."""
 
     def __init__(self, folders: Mapping[str, pathlib.Path]):
         self.folders = folders

@@ -32,7 +32,7 @@ def run_job(job: Job, path: pathlib.Path, options: loop.Options, episodes: int, 
 
 
 def when_free(attempt: Callable[[], T]) -> T:
-    """What an attempt gives that needs a run's lock. The last writer may be a machine that was lost and still holds it."""
+    """What an attempt gives that needs a run's lock. A machine that was lost may still hold it for a while."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

@@ -9,7 +9,7 @@ from tqpo.envs import Task
 from tqpo.evaluation import summary
 from tqpo.evaluation.episodes import Progress
 from tqpo.evaluation.fresh import fresh_episodes
-from tqpo.training.job import Job
+from tqpo.training.job import prepared_of
 from tqpo.training.policies import load_policies
 
 EVALUATION = "evaluation.json"
@@ -29,7 +29,7 @@ def evaluate_run(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fresh episodes of every seed's policy, summed up as `summary.summarise` does."""
-    prepared = Job.from_description(folder.config).prepare()
+    prepared = prepared_of(folder.config)
     job, env = prepared.job, prepared.env
     totals, faults = {}, []
     for seed, policy in load_policies(folder).items():

@@ -1,6 +1,7 @@
 """A training job as plain data, and `prepare`d: with the environment and the configuration that follow from it.
 
-A constraint is text: `NAME:limit=15,safety=0.9` asks for Pr[C ≤ 15] ≥ 0.9 of the cost NAME, `NAME:mean=200` for E[C] ≤ 200.
+A constraint is text: `NAME:limit=15,safety=0.9` asks for Pr[C ≤ 15] ≥ 0.9 of the cost NAME, `NAME:mean=200` for
+E[C] ≤ 200.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tqpo.algorithms.presets import VARIANTS, preset
-from tqpo.algorithms.settings import Constraint
+from tqpo.algorithms.settings import Constraint, field_names
 from tqpo.envs import Task, TaskConfig, make
 from tqpo.errors import ConfigError, StoreError, UnknownNameError
 from tqpo.evaluation.episodes import check_count
@@ -29,9 +30,10 @@ HOST_SELECTION_EPISODES = 64  # on the host, where episodes are dear
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What to train. `settings` are settings of the algorithm by name, `task_settings` of the task or the user's factory.
+    """What to train.
 
-    `task` is one of ours, `gym:ID` or `module:factory`; `cost_fn` is `module:function`. The last three fields are for
+    `task` is one of ours, `gym:ID` or `module:factory`; `cost_fn` is `module:function`. `settings` are those of the
+    algorithm by name, `task_settings` those of the task or the user's factory. The last three fields are for
     environments on the host.
     """
 
@@ -107,6 +109,14 @@ class Job:
             return Job(**fields)
         except (KeyError, TypeError, AttributeError) as error:
             raise StoreError(f"config.json is not that of a training job: {error}") from None
+
+
+def prepared_of(config: Mapping[str, Any]) -> "Prepared":
+    """The job of a `config.json`, prepared. Settings that this version no longer has do not count."""
+    job = Job.from_description(config)
+    known = field_names(preset(job.preset, job.algo)) | {"cost_limit", "safety", "margin"}
+    settings = {name: value for name, value in job.settings.items() if name in known}
+    return dataclasses.replace(job, settings=settings).prepare()
 
 
 def frozen(value: Any) -> Any:

@@ -16,14 +16,12 @@ class Loggers:
     """One that fails is dropped with a message; training goes on."""
 
     def __init__(self, folder: store.Run, prepared: Prepared, step: int, wandb_project: str | None, say: Say):
-        self.job, self.say = prepared.job, say
-        self.writers: dict[str, Any] = {}
-        with self.forgiving("TensorBoard"):
-            for seed in self.job.seeds:
-                self.writers[f"seed-{seed}"] = EventWriter(
-                    folder.path(f"events/seed-{seed}"), step + 1 if step else None
-                )
+        self.seeds, self.say = prepared.job.seeds, say
+        self.writers: list[EventWriter] = []  # one per seed
         self.wandb: Any = None
+        with self.forgiving("TensorBoard"):
+            purge = step + 1 if step else None
+            self.writers = [EventWriter(folder.path(f"events/seed-{seed}"), purge) for seed in self.seeds]
         if wandb_project:
             with self.forgiving("Weights & Biases"):
                 import wandb  # pyright: ignore[reportMissingImports]
@@ -36,32 +34,29 @@ class Loggers:
             yield
         except Exception as error:
             self.say(f"[yellow]{name} failed and is left out from here on:[/] {error}")
-            self.writers = {} if name == "TensorBoard" else self.writers
-            self.wandb = None if name != "TensorBoard" else self.wandb
+            if name == "TensorBoard":
+                self.writers = []
+            else:
+                self.wandb = None
 
     def write(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
-        last = {name: np.asarray(x[-1], float).reshape(len(self.job.seeds), -1) for name, x in metrics.items()}
-        scalars = [
-            {
-                name if x.shape[1] == 1 else f"{name}/{k}": float(x[i, k])
-                for name, x in last.items()
-                for k in range(x.shape[1])
-            }
-            for i in range(len(self.job.seeds))
-        ]
+        """The last iteration of a chunk's metrics; of several entries each has a name of its own."""
+        scalars: list[dict[str, float]] = [{} for _ in self.seeds]
+        for name, x in metrics.items():
+            for row, values in zip(scalars, np.asarray(x[-1], float).reshape(len(self.seeds), -1), strict=True):
+                names = [name] if len(values) == 1 else [f"{name}/{k}" for k in range(len(values))]
+                row.update(zip(names, values.tolist(), strict=True))
         with self.forgiving("TensorBoard"):
-            for writer, values in zip(self.writers.values(), scalars, strict=False):
-                writer.scalars(step, values)
+            for writer, row in zip(self.writers, scalars, strict=False):
+                writer.scalars(step, row)
         if self.wandb is not None:
             with self.forgiving("Weights & Biases"):
-                named = {
-                    f"seed-{s}/{k}": v for s, row in zip(self.job.seeds, scalars, strict=True) for k, v in row.items()
-                }
-                self.wandb.log(named, step=step)
+                by_seed = zip(self.seeds, scalars, strict=True)
+                self.wandb.log({f"seed-{seed}/{k}": v for seed, row in by_seed for k, v in row.items()}, step=step)
 
     def close(self) -> None:
         with self.forgiving("TensorBoard"):
-            for writer in self.writers.values():
+            for writer in self.writers:
                 writer.close()
         if self.wandb is not None:
             with self.forgiving("Weights & Biases"):

@@ -1,7 +1,7 @@
-"""The training loop of every command: metrics, checkpoints, signals; and a job from its first step to its chosen policies.
+"""The training loop of every command, `drive`; and a job from its first step to its chosen policies.
 
-`config.json` keeps the `Job` and all that was derived from it, so that a resumed job can be compared with the one that was begun.
-Environments on the host begin anew when a run is resumed.
+`config.json` keeps the `Job` and all that was derived from it, so that a resumed job can be compared with the one that
+was begun. Environments on the host begin anew when a run is resumed.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from tqpo import store
 from tqpo.errors import ConfigError, Interrupted, TqpoError
 from tqpo.evaluation.episodes import check_count
 from tqpo.training.choose import choose_policies
-from tqpo.training.job import Job, Prepared
+from tqpo.training.job import Job, Prepared, prepared_of
 from tqpo.training.loggers import Loggers
 from tqpo.training.policies import policies_of
 from tqpo.training.program import Chunk, Group, Metrics, NonFiniteError, init_group, run
@@ -28,8 +28,9 @@ from tqpo.types import PyTree
 CHECKPOINTS_KEPT = 3
 FAULTS = "faults.txt"  # reports of environments on the host that were restarted
 
-Callback = Callable[[int, Metrics], Any]  # iterations done, metrics [iterations, runs, …] of the last chunk; True: stop
-Watch = Callable[[int, Chunk], Any]  # iterations done, the last chunk; True: stop
+# Both take the iterations done, and end training if they return True.
+Callback = Callable[[int, Metrics], Any]  # the metrics [iterations, runs, …] of the last chunk
+Watch = Callable[[int, Chunk], Any]
 
 
 @contextlib.contextmanager
@@ -97,7 +98,7 @@ def resume(path: str | os.PathLike, options: Options | None = None) -> store.Run
     """Goes on with a job from its last good checkpoint."""
     folder = store.open_run(path, write=True)
     try:
-        prepared = Job.from_description(folder.config).prepare()
+        prepared = prepared_of(folder.config)
         if not prepared.matches(folder.config):
             raise ConfigError(
                 f"{folder.folder} was begun with other settings than this version derives from its config.json"
@@ -190,10 +191,10 @@ def report_faults(folder: store.Run, reports: tuple[str, ...], say: Say) -> None
 def bundle(folder: store.Run, error: NonFiniteError) -> TqpoError:
     """Leaves what reproduces a failed run in the folder; the error that says where."""
     for failure in error.failures:
-        name = f"failure/seed-{failure.run.seed}"
+        name = f"failure/seed-{failure.seed}"
         arrays, _ = store.pack(failure.state)
         folder.write_file(f"{name}.safetensors", arrays)
-        facts = {"seed": failure.run.seed, "iteration": failure.iteration, "iterations": failure.iterations}
+        facts = {"seed": failure.seed, "iteration": failure.iteration, "iterations": failure.iterations}
         folder.write_json(f"{name}.json", facts | {"error": str(error)})
     folder.close()
     return TqpoError(f"{error}; what reproduces it is in {folder.folder / 'failure'}")

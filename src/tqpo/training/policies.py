@@ -22,13 +22,9 @@ def policies_of(state: PyTree) -> ActorPolicy:
 
 def save_policies(folder: store.Run, prepared: Prepared, policies: ActorPolicy, chosen: list) -> None:
     """The policies of all seeds with their frozen normalisers, [runs, …], in one file."""
-    env = prepared.env
-    description = {
+    description = {name: getattr(prepared.env, name) for name in ("obs_size", "action_size", "discrete")} | {
         "network": dataclasses.asdict(prepared.config.learner.network),
-        "obs_size": env.obs_size,
-        "action_size": env.action_size,
-        "discrete": env.discrete,
-        "action": action_form(env),
+        "action": action_form(prepared.env),
         "seeds": list(prepared.job.seeds),
         "chosen": chosen,
     }
