@@ -5,16 +5,27 @@ import numpy as np
 import pytest
 
 import tqpo
+from tqpo import store
 from tqpo.errors import ActionError, ConfigError
+from tqpo.training.evaluations import evaluations_of
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     out = tmp_path_factory.mktemp("api") / "run"
     small = {"steps": jobs.STEPS, "settings": jobs.SETTINGS, "task_settings": jobs.TASK, "snapshots": 2}
-    found = tqpo.train("SimpleEnv", out=out, seeds=2, episodes=20, quiet=True, safety=0.8, cost_limit=5.0, **small)
-    assert found["pooled"]["episodes"] == 40
+    asked = {"safety": 0.8, "cost_limit": 5.0}
+    found = tqpo.train("SimpleEnv", out=out, seeds=2, episodes=20, report=True, quiet=True, **asked, **small)
+    assert (found["pooled"]["episodes"], found["deterministic"]) == (40, False)
     return out
+
+
+def test_a_report_is_written_where_it_is_asked_for(run):
+    assert {"report.html", "episode.gif", "plots"} <= {path.name for path in run.iterdir()}
+    folder = store.open_run(run)
+    assert folder.finished
+    folder.verify()
+    assert [e["deterministic"] for e in evaluations_of(folder)] == [False, True]
 
 
 def test_a_loaded_policy_acts(run):

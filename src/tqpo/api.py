@@ -11,10 +11,11 @@ from tqpo import store
 from tqpo.errors import ActionError, ConfigError
 from tqpo.evaluation.episodes import ActorPolicy
 from tqpo.host.reference import name_of
+from tqpo.output.conclude import conclude
 from tqpo.training import loop
-from tqpo.training.evaluations import add_evaluation, evaluate_run
-from tqpo.training.job import Job
-from tqpo.training.policies import load_policies
+from tqpo.training.evaluations import evaluate_run
+from tqpo.training.job import Job, seeds_of
+from tqpo.training.policies import load_policy
 
 
 def train(
@@ -23,35 +24,36 @@ def train(
     out: str | os.PathLike,
     seeds: int | tuple[int, ...] = 1,
     episodes: int = 1000,
+    report: bool = False,
     quiet: bool = False,
     cost_fn: Callable[..., Any] | str | None = None,
     callback: loop.Callback | None = None,
     **job: Any,
 ) -> dict[str, Any]:
-    """Trains into a new folder and evaluates; returns the evaluation (`evaluation.summarise` has its form).
+    """Trains into a new folder and evaluates; returns the evaluation (`tqpo.evaluation.summary` describes it).
 
-    `task` may be your own environment, `gym:ID` or `module:factory`, and `cost_fn(obs, action, next_obs, info)` a function that
-    gives its cost. `callback(iteration, metrics)` is called after each chunk of iterations, with metrics [iterations, runs, …] by
-    name; training stops if it returns True. `job` are the other fields of `tqpo.training.job.Job`: algo, preset, safety,
-    cost_limit, constraints, steps, snapshots, settings, task_settings, vector, env_timeout, env_restarts.
+    `task` may be your own environment, `gym:ID` or `module:factory`, and `cost_fn(obs, action, next_obs, info)` a
+    function that gives its cost. With `report` the folder also gets what `tqpo train` writes: an evaluation of
+    deterministic actions, figures, a video, a page. `callback(iteration, metrics)` is called after each chunk of
+    iterations, with metrics [iterations, runs, …] by name; training stops if it returns True. `job` are the other fields
+    of `tqpo.training.job.Job`: algo, preset, safety, cost_limit, constraints, steps, snapshots, settings,
+    task_settings, vector, env_timeout, env_restarts.
     """
-    numbers = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     try:
         job["cost_fn"] = None if cost_fn is None else name_of(cost_fn)
-        wanted = Job(task=task, seeds=numbers, **job)
+        wanted = Job(task=task, seeds=seeds_of(seeds), **job)
     except TypeError as error:
         fields = ", ".join(Job.__dataclass_fields__)
         raise ConfigError(f"{error}; a job has {fields}") from None
-    with loop.train(wanted, out, loop.Host(quiet=quiet, callback=callback)) as folder:
-        found = add_evaluation(folder, episodes, "jax", deterministic=False)
-        folder.finish()
-    return found
+    with loop.train(wanted, out, loop.Options(quiet=quiet, callback=callback)) as folder:
+        evaluation, _ = conclude(folder, episodes, report)
+    return evaluation
 
 
 def evaluate(
     path: str | os.PathLike, *, episodes: int = 1000, physics: str = "jax", deterministic: bool = False
 ) -> dict[str, Any]:
-    """Fresh episodes of a run's policies: return, safety, quantile, each with an interval, and a verdict. Writes nothing."""
+    """Fresh episodes of a run's policies: return, safety, quantile with intervals, and a verdict. Writes nothing."""
     return evaluate_run(store.open_run(path), episodes, physics, deterministic)
 
 
@@ -97,8 +99,5 @@ class LoadedPolicy:
 def load(path: str | os.PathLike, seed: int | None = None) -> LoadedPolicy:
     """The policy of a run; of one of its seeds, by default the first."""
     folder = store.open_run(path)
-    policies = load_policies(folder)
-    seed = next(iter(policies)) if seed is None else seed
-    if seed not in policies:
-        raise ConfigError(f"seed = {seed}: this run has {', '.join(map(str, policies))}")
-    return LoadedPolicy(policies[seed], action=folder.load_policy()[1].get("action"))
+    _, policy = load_policy(folder, seed)
+    return LoadedPolicy(policy, action=folder.load_policy()[1].get("action"))

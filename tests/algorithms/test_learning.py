@@ -44,7 +44,7 @@ def learn(env, algorithm, iterations, kind="mlp", **changes):
     known = field_names(preset("fast", algorithm)) | {"cost_limit", "margin"}
     sizes = {k: v for k, v in SIZES.items() if k in known}
     config = preset("fast", algorithm, network=NetworkSpec(kind, (16, 16)), **(sizes | changes))
-    group = program.product(env, algorithm, [config], SEEDS)
+    group = program.Group(env, algorithm, (config,) * len(SEEDS), tuple(SEEDS))
     state, metrics = program.run(group, iterations, chunk=iterations)
     return state.learner, metrics, metrics["return_sum"] / np.maximum(metrics["episodes"], 1)
 
@@ -84,7 +84,7 @@ def test_discrete_choice(kind):
 
 def test_fast_tqpo_learns_a_short_simple_env():
     """Episodes of 200 steps: what it earns rises from nothing, with nothing changed but the length and the limit."""
-    group = program.product(make("SimpleEnv", max_steps=200), "tqpo", [preset("fast", cost_limit=3.0)], (0,))
+    group = program.Group(make("SimpleEnv", max_steps=200), "tqpo", (preset("fast", cost_limit=3.0),), (0,))
     _, metrics = program.run(group, 30, chunk=5)
     returns = (metrics["return_sum"] / metrics["episodes"])[:, 0]
     assert np.abs(returns[:3]).max() < 0.3

@@ -9,12 +9,12 @@ from jobs import call
 
 from tqpo import store
 from tqpo.training import loop
-from tqpo.training.loop import Host
+from tqpo.training.loop import Options
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = loop.train(jobs.small_job(), tmp_path_factory.mktemp("cli") / "run", Host(quiet=True))
+    folder = loop.train(jobs.small_job(), tmp_path_factory.mktemp("cli") / "run", Options(quiet=True))
     folder.finish()
     folder.close()
     return folder.folder
@@ -53,6 +53,8 @@ WRONG = [
     (["reproduce", "all", "--set", "lowest_level=1", "--out", "x"], "SimpleEnv-qcpo-90-paper: no setting lowest_level"),
     (["reproduce", "fast", "--set", "minibatches=7", "--out", "x"], "minibatches = 7: must divide"),
     (["reproduce", "tables", "--set", "gain=0.2"], "tables draws what is there"),
+    (["reproduce", "fast", "--page", "docs/x.md"], "--page goes with tables or figures"),
+    (["reproduce", "fast", "--seeds", "0"], "seeds = 0: at least 1"),
     (["reproduce", "table9"], "nothing to reproduce called 'table9'; there are table1"),
 ]
 
@@ -114,12 +116,12 @@ def test_evaluate_compare_plot_watch_report(run, monkeypatch, capsys, tmp_path):
 
 
 def test_an_interrupt_while_the_policy_is_judged_says_what_is_kept(run, monkeypatch, capsys, tmp_path):
-    def stopped(*_):
+    def stopped(*_, **__):
         raise KeyboardInterrupt
 
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / "evaluation.json").unlink(missing_ok=True)
-    monkeypatch.setattr("tqpo.cli.train.conclude", stopped)
+    monkeypatch.setattr("tqpo.output.conclude.conclude", stopped)
     code, _, err = call(monkeypatch, capsys, "train", "--resume", str(copy), "--quiet")
     assert (code, f"training is done and kept; tqpo evaluate {copy}" in err) == (130, True)
 

@@ -245,7 +245,7 @@ class TestEnvironments:
         monkeypatch.chdir(HERE)
         settings = {"n_envs": 4, "n_steps": 32, "minibatches": 2, "epochs": 2}
         job = Job(task=f"bridge:{python}:bridged:Line", cost_limit=2.0, steps=4 * 128, settings=settings, snapshots=1)
-        with loop.train(job, tmp_path / "run", loop.Host(quiet=True)) as folder:
+        with loop.train(job, tmp_path / "run", loop.Options(quiet=True)) as folder:
             add_evaluation(folder, 20, "jax", False)
             found = digest.summary(folder)
         assert found["job"]["task"] == job.task

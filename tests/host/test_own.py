@@ -22,13 +22,13 @@ from tqpo.output import conclude
 from tqpo.training import loop
 from tqpo.training.evaluations import add_evaluation, evaluate_run, evaluations_of
 from tqpo.training.job import Job, parse_constraint, say_constraint
-from tqpo.training.loop import Host
+from tqpo.training.loop import Options
 
 pytestmark = pytest.mark.slow  # processes, sockets and training: `make test-slow`
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SETTINGS = {"n_envs": 4, "n_steps": 32, "minibatches": 2, "epochs": 2}
-QUIET = Host(quiet=True, checkpoint_every=2)
+QUIET = Options(quiet=True, checkpoint_every=2)
 
 
 @pytest.fixture(autouse=True)
@@ -98,17 +98,17 @@ def test_figures_page_and_policy(trained, tmp_path):
 
 
 def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
-    update = loop.View.update
+    update = loop.RunProgress.update
 
     def stop(self, iteration, *rest):
         if iteration == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         update(self, iteration, *rest)
 
-    monkeypatch.setattr(loop.View, "update", stop)
+    monkeypatch.setattr(loop.RunProgress, "update", stop)
     with pytest.raises(Interrupted, match="stopped after iteration 3"):
         loop.train(own_job(), tmp_path / "run", QUIET)
-    monkeypatch.setattr(loop.View, "update", update)
+    monkeypatch.setattr(loop.RunProgress, "update", update)
     with loop.resume(tmp_path / "run", QUIET) as folder:
         rows = folder.metrics()
         np.testing.assert_array_equal(rows["iteration"][::2], np.arange(1, 7))
@@ -153,7 +153,7 @@ class TestConstraints:
 
     @given(st.sampled_from(NAMES), st.floats(0, 1e6), st.floats(0.01, 0.99), st.booleans())
     def test_text_and_back(self, name, limit, safety, mean):
-        usual = Job().config().constraints[0]
+        usual = Job().prepare().config.constraints[0]
         text = f"{name}:mean={limit!r}" if mean else f"{name}:limit={limit!r},safety={safety!r}"
         c = parse_constraint(text, self.NAMES, usual)
         assert (self.NAMES[c.channel], c.kind, c.limit) == (name, "mean" if mean else "quantile", limit)
@@ -173,20 +173,21 @@ class TestConstraints:
     )
     def test_wrong_text(self, text, message):
         with pytest.raises(ConfigError, match=message):
-            parse_constraint(text, self.NAMES, Job().config().constraints[0])
+            parse_constraint(text, self.NAMES, Job().prepare().config.constraints[0])
 
     def test_they_replace_safety_and_limit(self):
         job = Job(constraints=("hazards:limit=5,safety=0.8", "buttons:mean=2"))
-        first, second = job.config().constraints
+        prepared = job.prepare()
+        first, second = prepared.config.constraints
         assert (first.channel, first.kind, first.limit, first.safety, first.margin) == (1, "quantile", 5, 0.8, 0.2)
-        assert (second.kind, second.limit, job.env().cost_names[second.channel]) == ("mean", 2, "buttons")
-        assert job.goal() == "Pr[hazards ≤ 5] ≥ 80%, mean buttons ≤ 2"
-        assert Job.from_description(json.loads(json.dumps(job.describe()))) == job
+        assert (second.kind, second.limit, prepared.env.cost_names[second.channel]) == ("mean", 2, "buttons")
+        assert prepared.goal == "Pr[hazards ≤ 5] ≥ 80%, mean buttons ≤ 2"
+        assert Job.from_description(json.loads(json.dumps(prepared.describe()))) == job
         with pytest.raises(ConfigError, match="take the place of safety and cost_limit"):
             Job(constraints=("cost:mean=1",), safety=0.8)
 
     def test_a_mean_is_judged_by_its_interval(self):
-        usual = Job().config().constraints[0]
+        usual = Job().prepare().config.constraints[0]
         c = parse_constraint("cost:mean=10", ("cost",), usual)
         costs = np.arange(200) % 10  # mean 4.5, and one in ten above any limit below 9
         for limit, word in [(10, "meets"), (4.5, "cannot tell yet"), (2, "misses")]:

@@ -130,7 +130,7 @@ def test_actions_as_ones_own_environment_takes_them(form, to):
 def run(tmp_path_factory):
     """A finished, evaluated run."""
     job = jobs.small_job(steps=400)
-    with loop.train(job, tmp_path_factory.mktemp("runs") / "run", loop.Host(quiet=True)) as folder:
+    with loop.train(job, tmp_path_factory.mktemp("runs") / "run", loop.Options(quiet=True)) as folder:
         add_evaluation(folder, 20, "jax", False)
         add_evaluation(folder, 20, "jax", True)
         folder.finish()

@@ -2,20 +2,25 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import shutil
+import signal
 
 import numpy as np
 import pytest
+from jobs import call
 
 from tqpo import store
 from tqpo.algorithms.presets import PRESETS
-from tqpo.errors import ConfigError, TqpoError, UnknownNameError
+from tqpo.errors import ConfigError, Interrupted, TqpoError, UnknownNameError
 from tqpo.networks import NetworkSpec
-from tqpo.reproduce import cells, document, jobs, judge, ship, tables
+from tqpo.reproduce import cells, document, groups, judge, ship, tables
+from tqpo.reproduce.__main__ import differences
 from tqpo.reproduce.cells import Plan
 from tqpo.reproduce.paper import SETS, TABLE1, TABLE2, Cell
-from tqpo.reproduce.repeat import differences
+from tqpo.training import loop
+from tqpo.training.policies import load_policies
 
 TINY = {"network": NetworkSpec("lstm", (8,)), "n_envs": 2, "n_steps": 1000, "epochs": 1}
 
@@ -36,15 +41,14 @@ def finished(tmp_path_factory):
     chosen = tuple(c for c in TABLE1 if c.task == "SimpleEnv" and c.algo == "tqpo")
     out = tmp_path_factory.mktemp("paper")
     plan = Plan(chosen, out, (0, 1), 6000, episodes=4, judged_seeds=1, judged_episodes=2, chunk=3)
-    said = []
-    cells.run_cells(plan, chosen, said.append)
-    for cell in chosen:  # in a process of its own the judge would not know the tiny network
-        assert jobs.unjudged(plan, cell)
+    groups.run_group(plan, chosen)
+    for cell in chosen:
+        assert groups.unjudged(plan, cell)
         judging = judge.Judge(plan, 1)
-        judging.found[cell] = {part: judge.play(plan, part) for part in [judge.Part(cell, 0, range(2))]}
+        judging.played[cell] = {part: judge.play(plan, part) for part in [judge.Part(cell, 0, range(2))]}
         judging.write(cell)
-        assert not jobs.unjudged(plan, cell)
-    return plan, said
+        assert not groups.unjudged(plan, cell)
+    return plan
 
 
 def test_sets_are_the_paper():
@@ -60,19 +64,19 @@ def test_sets_are_the_paper():
 
 def test_groups_share_a_program(tmp_path):
     plan = Plan(tuple(SETS["all"]), tmp_path)
-    groups = cells.groups_of(plan)
-    assert len(groups) == 17
-    assert sorted(c.name for g in groups for c in g) == sorted(c.name for c in SETS["all"])
-    assert len(groups[0]) == 4  # TQPO with its ablations
-    for group in groups:
-        assert len({(c.task, c.preset, cells.algorithm_of(c)) for c in group}) == 1
+    of_all = plan.groups()
+    assert len(of_all) == 17
+    assert sorted(c.name for g in of_all for c in g) == sorted(c.name for c in SETS["all"])
+    assert len(of_all[0]) == 4  # TQPO with its ablations
+    for group in of_all:
+        assert len({(c.task, c.preset, plan.prepare(c).group.algorithm) for c in group}) == 1
 
 
 @pytest.mark.slow
 def test_a_cell_says_everything(finished):
-    plan, said = finished
-    found = [cells.read(cells.path_of(plan, cell)) for cell in plan.cells]
-    for cell, result in zip(plan.cells, found, strict=True):
+    plan = finished
+    for cell in plan.cells:
+        result = cells.read(plan.path(cell))
         assert result["complete"]
         assert result["settings"]["safety"] == cell.safety
         assert len(result["last_tenth"]["return"]) == 2
@@ -82,49 +86,47 @@ def test_a_cell_says_everything(finished):
         assert result["provenance"]["versions"]["jax"]
         assert np.array(result["curves"]["safety_prob"]).shape == (3, 2)
         assert result["group"]["runs"] == 4
-    assert said[0]["doing"] == "compiling"
-    assert said[-1]["doing"] == "done"
+    kept = store.open_run(cells.policy_folder(plan.path(plan.cells[0])))
+    kept.verify()
+    assert list(load_policies(kept)) == [0]  # the seed that is judged
+    assert not (plan.out / groups.GROUPS / "SimpleEnv-tqpo-paper").exists()
 
 
-def test_a_field_that_a_file_is_too_old_to_have_counts_as_its_default(tmp_path):
+def test_results_of_other_versions_are_still_good(tmp_path):
+    """A setting that the file is too old to have counts as its default; one that is gone does not count."""
     cell = TABLE1[0]
     plan = Plan((cell,), tmp_path)
-    found = cells.settings_of(plan, cell)
-    del found["config"]["dual"]["log_gain"]
-    assert cells.agree(found, plan, cell)
-    found["config"]["dual"]["proportional"] = 0.0  # a setting that is gone, at the value that turned it off
-    assert cells.agree(found, plan, cell)
-    found["config"]["dual"]["proportional"] = 0.5
-    assert not cells.agree(found, plan, cell)
-    del found["config"]["dual"]["proportional"]
-    found["config"]["dual"]["gain"] = 0.7
-    assert not cells.agree(found, plan, cell)
-    found["config"]["dual"] |= {"gain": 0.1, "no_such_field_any_more": 1}
-    assert not cells.agree(found, plan, cell)
+    settings = plan.settings(cell)
+    del settings["config"]["dual"]["max_multiplier"]
+    settings["config"]["dual"]["no_such_setting_any_more"] = 1
+    assert plan.is_current(cell, settings)
+    settings["config"]["dual"]["gain"] = 0.7
+    assert not plan.is_current(cell, settings)
+    assert not dataclasses.replace(plan, steps=1).is_current(cell, plan.settings(cell))
 
 
 def test_changed_settings_are_other_results(tmp_path):
     cell = next(c for c in SETS["fast"] if c.task == "SimpleEnv")
     plan = Plan((cell,), tmp_path, changes=(("log_gain", 0.3),))
-    changed = cells.config_of(plan, cell)
+    changed = plan.prepare(cell).config
     assert (changed.dual.log_gain, changed.constraints[0].safety) == (0.3, cell.safety)
-    assert not cells.agree(cells.settings_of(Plan((cell,), tmp_path), cell), plan, cell)
-    assert cells.agree(cells.settings_of(plan, cell), plan, cell)
+    assert not plan.is_current(cell, Plan((cell,), tmp_path).settings(cell))
+    assert plan.is_current(cell, plan.settings(cell))
 
 
 @pytest.mark.slow
 def test_what_is_done_is_not_done_again(finished):
-    plan, _ = finished
-    assert cells.groups_of(plan) == []
-    assert len(cells.groups_of(dataclasses.replace(plan, seeds=(0, 1, 2)))) == 1
-    assert len(cells.groups_of(dataclasses.replace(plan, steps=7000))) == 1
-    path = cells.path_of(plan, plan.cells[0])
+    plan = finished
+    assert plan.groups() == []
+    assert len(dataclasses.replace(plan, seeds=(0, 1, 2)).groups()) == 1
+    assert len(dataclasses.replace(plan, steps=7000).groups()) == 1
+    path = plan.path(plan.cells[0])
     whole = path.read_text()
     path.write_text(json.dumps(json.loads(whole) | {"complete": False}))
-    assert cells.groups_of(plan) == [plan.cells[:1]]
+    assert plan.groups() == [plan.cells[:1]]
     path.write_text("{")
     with pytest.raises(cells.TqpoError, match="remove it"):
-        cells.groups_of(plan)
+        plan.groups()
     path.write_text(whole)
 
 
@@ -132,7 +134,7 @@ def test_averages_are_those_of_the_last_tenth():
     plan, cell = Plan((), None, (0, 1), 1), Cell("SimpleEnv", "tqpo", 0.9)
     n = 40
     metrics = {name: np.zeros((n, 2)) for name in ("return_sum", "skipped")}
-    metrics |= {"steps": np.full((n, 2), 2000), "episodes": np.full((n, 2), 2), "safe_episodes": np.zeros((n, 2, 1))}
+    metrics |= {"steps": np.full((n, 2), 2000), "episodes": np.full((n, 2), 2), "safe_episodes": np.zeros((n, 2))}
     metrics["return_sum"][-4:] = [6.0, 10.0]
     metrics["safe_episodes"][-2:, 1] = 2
     last = cells.result_of(plan, cell, metrics)["last_tenth"]
@@ -145,13 +147,13 @@ def test_averages_are_those_of_the_last_tenth():
 def test_a_failure_names_its_group(tmp_path):
     plan = Plan((Cell("SimpleEnv", "nonsense", 0.9),), tmp_path)
     with pytest.raises(UnknownNameError, match="nonsense"):
-        jobs.run_plan(plan, lambda tasks, on_wait: iter(()))
+        groups.run_plan(plan, lambda tasks, on_wait: iter(()))
 
 
 @pytest.mark.slow
 def test_tables(finished, capsys):
-    plan, _ = finished
-    paths = [cells.path_of(plan, cell) for cell in plan.cells]
+    plan = finished
+    paths = [plan.path(cell) for cell in plan.cells]
     document.show(paths)
     assert "SimpleEnv" in capsys.readouterr().out
     content = tables.table1(tables.load(paths))
@@ -161,17 +163,27 @@ def test_tables(finished, capsys):
 
 
 @pytest.mark.slow
-def test_tables_figures_and_page_on_disk(finished, tmp_path):
-    plan, _ = finished
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{document.BEGIN}\nold\n{document.END}\nafter\n")
-    written = {path.name for path in document.write_all(plan.out, page)}
+def test_tables_figures_and_page_on_disk(finished, tmp_path, monkeypatch, capsys):
+    """`tables` writes into its folder, and into a page only if that is named."""
+    plan = finished
+    old = f"before\n{document.BEGIN}\nold\n{document.END}\nafter\n"
+    page = tmp_path / "docs" / "reproduction.md"
+    page.parent.mkdir()
+    page.write_text(old)
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = call(monkeypatch, capsys, "reproduce", "tables", "--out", plan.out)
+    written = {pathlib.Path(line).name for line in out.split()}
+    assert (code, page.read_text()) == (0, old)
     assert {"table1.md", "table1.tex", "judge.md", "figure2.png", "figure3.svg", "figure4.png"} <= written
+    code, out, _ = call(monkeypatch, capsys, "reproduce", "tables", "--out", plan.out, "--page", page)
     text = page.read_text()
+    assert (code, out.split()[-1]) == (0, str(page))
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "old" not in text
     assert "MuJoCo as the judge" in text
+    code, _, err = call(monkeypatch, capsys, "reproduce", "figures", "--out", plan.out, "--page", "no.md")
+    assert (code, "no.md lacks the marks" in err) == (2, True)
     with pytest.raises(ConfigError, match="holds no results"):
         document.write_all(tmp_path)
 
@@ -197,7 +209,7 @@ def test_agreement():
 
 @pytest.mark.slow
 def test_two_folders_are_compared(finished, tmp_path):
-    plan, _ = finished
+    plan = finished
     other = tmp_path / "other"
     shutil.copytree(plan.out, other)
     names = sorted(f"{cell.name}.json" for cell in plan.cells)
@@ -209,35 +221,60 @@ def test_two_folders_are_compared(finished, tmp_path):
     assert differences(plan.out, other) == {names[0]: ["skipped_updates"], names[1]: ["missing"]}
 
 
+class Lost(Exception):
+    pass
+
+
 @pytest.mark.slow
-def test_a_group_that_was_lost_goes_on(tmp_path):
-    """Stopped after a checkpoint and started again, it ends with the numbers of one that was never stopped."""
+def test_a_group_that_was_stopped_or_lost_goes_on(tmp_path, monkeypatch):
+    """It goes on from its last checkpoint, and ends with the numbers of one that was never stopped."""
     chosen = tuple(c for c in TABLE1 if c.task == "SimpleEnv" and c.algo == "tqpo")[:1]
-    plan = Plan(chosen, tmp_path / "whole", (0,), 10_000, episodes=0, chunk=1)
-    cells.run_cells(plan, chosen, lambda _: None)
-    again = dataclasses.replace(plan, out=tmp_path / "lost", checkpoint_every=2)
+    whole = Plan(chosen, tmp_path / "whole", (0,), 10_000, episodes=0, chunk=1)
+    groups.run_group(whole, chosen)
+    drive, seen = loop.drive, []
 
-    class Lost(Exception):
-        pass
+    def until(last, end):
+        def driven(*arguments):
+            *arguments, watch = arguments
 
-    def until_the_third(facts):
-        if facts.get("iteration") == 3:
-            raise Lost
+            def watching(iteration, chunk):
+                seen.append(iteration)
+                watch(iteration, chunk)
+                if iteration == last:
+                    end()
 
-    with pytest.raises(Lost):
-        cells.run_cells(again, chosen, until_the_third)
-    said = []
-    cells.run_cells(again, chosen, said.append)
-    assert [facts["iteration"] for facts in said if "iteration" in facts] == [3, 4, 5]
-    assert not any(differences(plan.out, again.out).values())
-    assert not list(again.out.glob(".groups/*"))
+            return drive(*arguments, watching)
+
+        monkeypatch.setattr(loop, "drive", driven)
+
+    def lose():
+        raise Lost
+
+    monkeypatch.setattr(groups, "PARTIAL_EVERY", 1)
+    cases = {
+        "lost": (Lost, lose, 2, [3, 4, 5]),
+        "stopped": (Interrupted, lambda: os.kill(os.getpid(), signal.SIGTERM), None, [4, 5]),
+    }
+    for name, (error, end, every, rest) in cases.items():
+        plan = dataclasses.replace(whole, out=tmp_path / name, checkpoint_every=every)
+        until(3, end)
+        with pytest.raises(error):
+            groups.run_group(plan, chosen)
+        partial = cells.read(plan.path(chosen[0]))
+        assert (partial["complete"], len(partial["curves"]["return_mean"])) == (False, 3)
+        seen.clear()
+        until(6, end)
+        groups.run_group(plan, chosen)
+        assert seen == rest
+        assert not any(differences(whole.out, plan.out).values())
+        assert not list(plan.out.glob(".groups/*"))
 
 
 @pytest.mark.slow
 def test_progress_and_failures(finished, capsys):
     """Nothing is left to train: the runner gets no task, the view no line; a failure is named."""
-    plan, _ = finished
-    assert jobs.run_plan(plan, lambda tasks, on_wait: iter([])) == [cells.path_of(plan, c) for c in plan.cells]
+    plan = finished
+    assert groups.run_plan(plan, lambda tasks, on_wait: iter([])) == [plan.path(c) for c in plan.cells]
     more = dataclasses.replace(plan, seeds=(0, 1, 2))
 
     def failing(tasks, on_wait):
@@ -245,24 +282,24 @@ def test_progress_and_failures(finished, capsys):
         yield tasks[0][0], TqpoError("no device")
 
     with pytest.raises(TqpoError, match=r"SimpleEnv tqpo \(paper\): no device"):
-        jobs.run_plan(more, failing)
+        groups.run_plan(more, failing)
 
 
 @pytest.mark.slow
-def test_the_best_policy_of_a_cell_is_shipped(finished, tmp_path):
-    plan, _ = finished
-    cell = plan.cells[0]
-    cells.save_policies(plan, cell, {seed: cells.load_policy(plan, cell, 0) for seed in plan.seeds})
-    found = cells.read(cells.path_of(plan, cell))
-    found["fresh"]["seeds"][1]["constraints"][0]["verdict"]["word"] = "meets"
-    found["fresh"]["seeds"][0]["constraints"][0]["verdict"]["word"] = "misses"
-    path = plan.out / "copy" / f"{cell.name}.json"
-    shutil.copytree(plan.out / "policies", path.parent / "policies")
-    cells.write(path, found)
+def test_the_best_policy_of_a_cell_is_shipped(finished, tmp_path, monkeypatch):
+    cell = finished.cells[0]
+    plan = dataclasses.replace(finished, out=tmp_path / "cells", judged_seeds=2)
+    policy = load_policies(store.open_run(cells.policy_folder(finished.path(cell))))[0]
+    groups.keep_policies(plan, cell, {0: policy, 1: policy}, 3)
+    result = cells.read(finished.path(cell))
+    for seed, word in zip(result["fresh"]["seeds"], ("misses", "meets"), strict=True):
+        seed["constraints"][0]["verdict"]["word"] = word
+    path = plan.path(cell)
+    cells.write(path, result)
     shipped = store.open_run(ship.ship(path, tmp_path, episodes=3))
     assert shipped.config["job"]["seeds"] == [1]
     assert json.loads(shipped.path("policy.json").read_text())["description"]["chosen"][0]["of_cell"] == cell.name
-    found["settings"]["config"]["indicator_scale"] = 7.0
-    cells.write(path, found)
+    changed = dataclasses.replace(PRESETS["paper"]["tqpo"], indicator_scale=7.0)
+    monkeypatch.setitem(PRESETS["paper"], "tqpo", changed)
     with pytest.raises(ConfigError, match="was made with other settings"):
         ship.ship(path, tmp_path)

@@ -12,14 +12,14 @@ from tqpo.errors import ConfigError, StoreError
 from tqpo.reproduce import ship
 from tqpo.training import loop
 from tqpo.training.evaluations import add_evaluation, evaluations_of
-from tqpo.training.loop import Host
+from tqpo.training.loop import Options
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Two seeds under a limit that nobody breaks, and one under a limit that everybody may."""
     job = dataclasses.replace(jobs.small_job(), cost_limit=1000.0)
-    with loop.train(job, tmp_path_factory.mktemp("ship") / "run", Host(quiet=True)) as folder:
+    with loop.train(job, tmp_path_factory.mktemp("ship") / "run", Options(quiet=True)) as folder:
         add_evaluation(folder, 60, "jax", deterministic=False)
         folder.finish()
     return folder.folder

@@ -44,7 +44,7 @@ def main() -> None:
     found: dict = {"devices": jax.local_device_count()}
     found["three"] = program.shares(Group(ENV, "tqpo", tuple(VARIANTS[:3]), (0, 1, 2)))
     with tempfile.TemporaryDirectory() as folder:  # from the first step to the policy that is kept
-        loop.train(jobs.small_job(), f"{folder}/run", loop.Host(quiet=True)).close()
+        loop.train(jobs.small_job(), f"{folder}/run", loop.Options(quiet=True)).close()
         found["policies"] = len(load_policies(store.open_run(f"{folder}/run")))
     both, places = train()
     program.shares = lambda group: 1

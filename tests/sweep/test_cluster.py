@@ -14,7 +14,7 @@ from tqpo.errors import ConfigError
 from tqpo.sweep import cluster
 from tqpo.sweep.cluster import TaskError
 from tqpo.sweep.plan import Sweep, name_of
-from tqpo.sweep.view import last_row
+from tqpo.sweep.progress import last_row
 
 
 def tasks(folder: pathlib.Path) -> list[cluster.Task]:

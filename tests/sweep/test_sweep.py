@@ -10,11 +10,11 @@ import pytest
 
 from tqpo import cli, store, sweep
 from tqpo.errors import ConfigError, Interrupted
-from tqpo.sweep import plan, view, work
+from tqpo.sweep import plan, progress, work
 from tqpo.sweep.cluster import TaskError
 from tqpo.training import loop
 from tqpo.training.job import Job
-from tqpo.training.loop import Host
+from tqpo.training.loop import Options
 
 FILE = """
 cpus = 2
@@ -94,6 +94,7 @@ def test_a_folder_is_named_by_its_job_alone(write):
         ("[[runs]]\nsteps = 'many'", "many"),
         ("gpus = -1\n[[runs]]", "gpus = -1: a number, at least 0"),
         ("seeds_per_job = 0\n[[runs]]", "seeds_per_job = 0: at least 1"),
+        ("report = 1\n[[runs]]", "report = 1: true or false"),
     ],
 )
 def test_a_wrong_file_is_an_error_before_anything_starts(text, message, write):
@@ -103,7 +104,7 @@ def test_a_wrong_file_is_an_error_before_anything_starts(text, message, write):
 
 @pytest.mark.slow
 def test_a_sweep_is_finished_once(write, tmp_path):
-    found = plan.read(write(FILE))
+    found = plan.read(write("report = true" + FILE))
     out = tmp_path / "out"
     assert sweep.run(found, out, here) == {}
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
@@ -120,24 +121,25 @@ def test_a_sweep_is_finished_once(write, tmp_path):
         run = store.open_run(out / name)
         assert run.finished
         assert Job.from_description(run.config) == job
-        assert view.last_row(out / name / "metrics.csv")[0] == job.iterations == 4
+        assert (out / name / "report.html").exists()
+        assert progress.last_row(out / name / "metrics.csv")[0] == job.prepare().iterations == 4
 
 
 @pytest.mark.slow
 def test_a_job_goes_on_from_its_checkpoint_once_the_lock_is_free(write, tmp_path, monkeypatch):
     """Stopped after iteration 2; then someone else, on a machine that was lost, still holds the lock for a while."""
     (name, job), *_ = plan.read(write(FILE)).jobs.items()
-    path, host = tmp_path / name, Host(quiet=True, checkpoint_every=1)
-    update = loop.View.update
+    path, options = tmp_path / name, Options(quiet=True, checkpoint_every=1)
+    update = loop.RunProgress.update
 
     def stop_at_two(self, iteration, *rest):
         if iteration == 2:
             raise Interrupted(15, "as asked")
         update(self, iteration, *rest)
 
-    monkeypatch.setattr(loop.View, "update", stop_at_two)
+    monkeypatch.setattr(loop.RunProgress, "update", stop_at_two)
     with pytest.raises(Interrupted):
-        work.run_job(job, path, host, 10)
+        work.run_job(job, path, options, 10, False)
     monkeypatch.undo()
     monkeypatch.setattr(work, "ASK_EVERY", 0.05)
     held = open(path / "lock", "rb+")  # noqa: SIM115
@@ -145,7 +147,7 @@ def test_a_job_goes_on_from_its_checkpoint_once_the_lock_is_free(write, tmp_path
     asked = []
     monkeypatch.setattr(work.time, "sleep", lambda seconds: (asked.append(seconds), threading.Event().wait(seconds)))
     threading.Timer(0.5, held.close).start()
-    work.run_job(job, path, host, 10)
+    work.run_job(job, path, options, 10, False)
     assert len(asked) > 1
     run = store.open_run(path)
     assert (run.finished, len(run.manifest["sessions"])) == (True, 2)
@@ -154,10 +156,10 @@ def test_a_job_goes_on_from_its_checkpoint_once_the_lock_is_free(write, tmp_path
 
 def test_a_lock_that_is_never_given_back_is_an_error(write, tmp_path, monkeypatch):
     (name, job), *_ = plan.read(write(FILE)).jobs.items()
-    folder = store.create(tmp_path / name, job.describe())
+    folder = store.create(tmp_path / name, job.prepare().describe())
     monkeypatch.setattr(work, "PATIENCE", -1.0)
     with folder, pytest.raises(store.LockedError, match="is being written to by process"):
-        work.run_job(job, tmp_path / name, Host(quiet=True), 10)
+        work.run_job(job, tmp_path / name, Options(quiet=True), 10, False)
 
 
 def test_what_fails_is_named_and_the_rest_goes_on(write, tmp_path, monkeypatch, capsys):
@@ -183,9 +185,9 @@ def test_what_fails_is_named_and_the_rest_goes_on(write, tmp_path, monkeypatch, 
 
 def test_progress_is_read_from_a_file_that_grows(tmp_path):
     path = tmp_path / "metrics.csv"
-    assert view.last_row(path)[0] == 0
+    assert progress.last_row(path)[0] == 0
     path.write_text("run,seed,iteration,step,return_mean,safety_prob.0\n0,0,1,9,1.5,0.5\n1,1,1,9,2.5,1.0\n0,0,2")
-    assert view.last_row(path) == (1, ("2.00", "75.0%"))
+    assert progress.last_row(path) == (1, ("2.00", "75.0%"))
 
 
 @pytest.mark.parametrize(

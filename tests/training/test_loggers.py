@@ -8,15 +8,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tqpo.training.loggers import Sinks
+from tqpo.training.loggers import Loggers
 
 SEEDS = (3, 4)
 
 
-def sinks(tmp_path, step, said):
+def loggers(tmp_path, step, said):
     """Both seeds' files of a session that begins after this step; messages go to `said`."""
     folder = SimpleNamespace(path=lambda name: tmp_path / name, id="run")
-    return Sinks(folder, SimpleNamespace(seeds=SEEDS), step, None, SimpleNamespace(say=said.append))  # type: ignore[arg-type]
+    prepared = SimpleNamespace(job=SimpleNamespace(seeds=SEEDS))
+    return Loggers(folder, prepared, step, None, said.append)  # type: ignore[arg-type]
 
 
 def events(path):
@@ -36,12 +37,12 @@ def scalars(event):
 def test_a_session_and_one_that_resumes(tmp_path):
     pytest.importorskip("tensorboardX", reason="needs tensorboardX")
     said = []
-    first = sinks(tmp_path, 0, said)
+    first = loggers(tmp_path, 0, said)
     first.write(
         10**10, {"return": np.array([[0.0, 0.0], [1.5, -2.0]]), "cost": np.array([[[1.0, 2.0], [math.nan, 1e300]]])}
     )
     first.close()
-    second = sinks(tmp_path, 10**10, said)
+    second = loggers(tmp_path, 10**10, said)
     second.write(10**10 + 5, {"return": np.array([[7.0, 8.0]])})
     second.close()
     assert not said
@@ -65,7 +66,7 @@ def test_training_goes_on_without_tensorboard(tmp_path, monkeypatch, trouble):
     else:
         monkeypatch.setitem(sys.modules, "tensorboardX.event_file_writer", None)
     said = []
-    left_out = sinks(tmp_path, 0, said)
+    left_out = loggers(tmp_path, 0, said)
     for step in range(3):
         left_out.write(step, {"return": np.array([[1.0, 2.0]])})
     left_out.close()

@@ -17,10 +17,10 @@ from tqpo.output import conclude
 from tqpo.training import loop
 from tqpo.training.evaluations import add_evaluation, evaluations_of
 from tqpo.training.job import Job
-from tqpo.training.loop import Host
+from tqpo.training.loop import Options
 from tqpo.training.policies import load_policies
 
-QUIET = Host(quiet=True, checkpoint_every=4)
+QUIET = Options(quiet=True, checkpoint_every=4)
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +93,14 @@ def test_saved_policies_act_as_the_trained_ones(trained):
 
 def test_a_resumed_run_ends_as_one_that_was_never_stopped(trained, tmp_path, monkeypatch):
     """Stopped after iteration 7 by SIGTERM's handler, with checkpoints every 4 iterations and at the signal."""
-    update = loop.View.update
+    update = loop.RunProgress.update
 
     def stop_at_seven(self, iteration, *rest):
         if iteration == 7:
             os.kill(os.getpid(), signal.SIGTERM)
         update(self, iteration, *rest)
 
-    monkeypatch.setattr(loop.View, "update", stop_at_seven)
+    monkeypatch.setattr(loop.RunProgress, "update", stop_at_seven)
     with pytest.raises(Interrupted, match="stopped after iteration 7; go on with") as stopped:
         loop.train(jobs.small_job(), tmp_path / "stopped", QUIET)
     assert stopped.value.code == 143
@@ -140,7 +140,7 @@ def test_a_wrong_job_is_an_error(changes, message):
 def test_training_that_is_not_finite_stops_with_what_reproduces_it(tmp_path):
     job = jobs.small_job(settings={**jobs.SETTINGS, "learning_rate": 1e30}, seeds=(3,))
     with pytest.raises(Exception, match="what reproduces it is in"):
-        loop.train(job, tmp_path / "broken", Host(quiet=True, max_skips=3))
+        loop.train(job, tmp_path / "broken", Options(quiet=True, max_skips=3))
     assert (tmp_path / "broken" / "failure" / "seed-3.json").exists()
     assert (tmp_path / "broken" / "failure" / "seed-3.safetensors").exists()
 

@@ -53,7 +53,7 @@ def test_a_finished_run_is_evaluated_to_the_same_episodes(copied):
 
 def test_a_stopped_run_goes_on_to_the_same_end(copied):
     path = copied("stopped")
-    loop.resume(path, loop.Host(quiet=True)).close()
+    loop.resume(path, loop.Options(quiet=True)).close()
     ours, theirs = columns(path / "metrics.csv"), columns(DATA / "whole-metrics.csv")
     assert ours["iteration"].tolist() == theirs["iteration"].tolist()
     for name in ("return_mean", "multiplier", "safety_prob", "episode_cost_mean", "cost_return_quantile"):

@@ -10,7 +10,7 @@ from tqpo.algorithms.dual import Tilt
 from tqpo.algorithms.settings import replace
 from tqpo.errors import ConfigError
 from tqpo.training import program
-from tqpo.training.program import Group, Run
+from tqpo.training.program import Group
 
 ENV = Counter()
 CONFIG = small("fast", "tqpo", baseline="separate", cost_limit=2.0, cost_scale=1.0, delta=0.1)
@@ -70,23 +70,21 @@ def test_chunks_change_nothing_and_a_run_can_go_on():
         np.testing.assert_array_equal(x, np.concatenate([first[name], second[name]]))
 
 
+def test_what_does_not_fill_a_chunk_is_done_in_single_steps():
+    seen = []
+    program.run(Group(ENV, "tqpo", (CONFIG,), (0,)), 4, chunk=2, on_chunk=lambda c: seen.append(c.length))
+    program.run(Group(ENV, "tqpo", (CONFIG,), (0,)), 3, chunk=2, on_chunk=lambda c: seen.append(c.length))
+    assert seen == [2, 2, 2, 1]
+
+
 def test_the_host_can_stop_between_chunks():
     group = Group(ENV, "tqpo", (CONFIG,), (0,))
     _, metrics = program.run(group, 8, chunk=2, on_chunk=lambda c: c.iteration >= 4)
     assert len(metrics["loss"]) == 4
 
 
-def test_grouping_by_structure():
+def test_a_group_has_one_structure():
     other = replace(CONFIG, epochs=3)
-    runs = [
-        Run(ENV, "tqpo", VARIANTS[0], 0),
-        Run(ENV, "tqpo", other, 1),
-        Run(Counter(min_steps=1), "tqpo", CONFIG, 2),
-        Run(ENV, "tqpo", VARIANTS[1], 3),
-        Run(ENV, "ppo", small("fast", "ppo"), 4),
-    ]
-    assert [g.seeds for g in program.group_runs(runs)] == [(0, 3), (1,), (2,), (4,)]
-    assert program.product(ENV, "tqpo", VARIANTS[:2], [5, 6]).seeds == (5, 6, 5, 6)
     with pytest.raises(ConfigError, match="structure"):
         Group(ENV, "tqpo", (CONFIG, other), (0, 1))
     with pytest.raises(ConfigError, match="seeds"):
@@ -101,18 +99,9 @@ def test_too_many_bad_updates_stop_the_run_with_what_reproduces_it():
     with pytest.raises(program.NonFiniteError, match=r"seed 7 .run 0., seed 8") as caught:
         program.run(group, 8, chunk=2, max_skips=6)
     first, second = caught.value.failures
-    assert (first.run.seed, second.run.config, first.iteration, first.iterations) == (7, VARIANTS[1], 2, 2)
+    assert (first.seed, second.config, first.iteration, first.iterations) == (7, VARIANTS[1], 2, 2)
     np.testing.assert_array_equal(first.metrics["skipped_in_a_row"], [4, 8])
     alone = jax.tree.map(lambda x: x[None], first.state)
-    group = Group(first.run.env, first.run.algorithm, (first.run.config,), (first.run.seed,))
+    group = Group(group.env, "tqpo", (first.config,), (first.seed,))
     _, metrics = program.run(group, first.iterations, chunk=2, state=alone, max_skips=None)
     np.testing.assert_array_equal(metrics["skipped_in_a_row"][:, 0], first.metrics["skipped_in_a_row"])
-
-
-def test_going_on_with_some_runs():
-    group = Group(ENV, "tqpo", tuple(VARIANTS), (0, 1, 2, 3))
-    state = program.init_group(group)
-    smaller, part = program.take_runs(group, state, [2, 0])
-    assert smaller.seeds == (2, 0)
-    assert smaller.configs == (VARIANTS[2], VARIANTS[0])
-    assert equal(program.take_run(part, 1).learner.network, program.take_run(state, 0).learner.network)

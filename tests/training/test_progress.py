@@ -3,7 +3,7 @@
 import numpy as np
 
 from tqpo.algorithms.settings import Constraint
-from tqpo.training.progress import View
+from tqpo.training.progress import RunProgress
 
 
 def metrics(episodes):
@@ -23,8 +23,8 @@ def metrics(episodes):
 
 
 def lines(capsys, episodes):
-    with View("job", [0], 1, [Constraint()], quiet=False) as view:
-        view.update(1, metrics(episodes), 1.0)
+    with RunProgress("job", [0], 1, [Constraint()], quiet=False) as progress:
+        progress.update(1, metrics(episodes))
     return capsys.readouterr().out.splitlines()
 
 
@@ -36,6 +36,6 @@ def test_before_its_first_episode_a_run_shows_only_its_multiplier(capsys):
 
 
 def test_runs_without_an_episode_are_nan_and_others_stay():
-    view = View("job", [0, 1], 2, [Constraint()], quiet=True)
-    view.update(1, metrics([0, 2]), 1.0)
-    np.testing.assert_array_equal(np.isnan(view.known(np.ones((2, 1)))), [[True], [False]])
+    progress = RunProgress("job", [0, 1], 2, [Constraint()], quiet=True)
+    progress.update(1, metrics([0, 2]))
+    np.testing.assert_array_equal(np.isnan(progress.known(np.ones((2, 1)))), [[True], [False]])

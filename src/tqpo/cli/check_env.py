@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from tqpo.cli.common import assignments, wide_console
+from tqpo.cli.common import assignments, new_table, wide_console
 
 
 @dataclasses.dataclass
@@ -31,24 +31,20 @@ class CheckEnv:
 
     def __call__(self) -> None:
         from rich.markup import escape
-        from rich.table import Table
 
         from tqpo.host.check import check_env
         from tqpo.host.spec import Hosting
 
         hosting = Hosting(self.vector, self.env_timeout)
-        found = check_env(self.env, assignments(self.task_set), self.cost_fn, hosting, self.steps)
-        table = Table(title=escape(self.env))
-        for column in ("", "what", "found", "what to do"):
-            table.add_column(column)
+        findings = check_env(self.env, assignments(self.task_set), self.cost_fn, hosting, self.steps)
+        table = new_table(escape(self.env), ("", "what", "found", "what to do"))
         colours = {"ok": "green", "warning": "yellow", "error": "bold red"}
-        for finding in found:
+        for finding in findings:
             level = f"[{colours[finding.level]}]{finding.level}[/]"
             table.add_row(level, *(escape(text) for text in finding[1:]))
         console = wide_console()
         console.print(table)
-        errors = sum(finding.level == "error" for finding in found)
-        warnings = sum(finding.level == "warning" for finding in found)
+        errors, warnings = (sum(f.level == level for f in findings) for level in ("error", "warning"))
         console.print(f"not fit: {errors} error" if errors else f"fit for training, {warnings} warnings")
         if errors:
             sys.exit(2)

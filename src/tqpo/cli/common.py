@@ -1,7 +1,9 @@
 """What several commands share."""
 
+import contextlib
 import json
 import pathlib
+from collections.abc import Iterable
 
 from tyro.conf import Positional
 
@@ -41,30 +43,37 @@ def open_all(paths: tuple[pathlib.Path, ...]) -> list:
     return [store.open_run(path) for path in paths]
 
 
+@contextlib.contextmanager
 def progress(title: str, hidden: bool):
-    """A context manager that gives a callback (done, total), shown as a bar in a terminal."""
-    import contextlib
-
+    """Gives a callback (done, total), shown as a bar in a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
-    @contextlib.contextmanager
-    def show():
-        console = Console(stderr=True, quiet=hidden)
-        with Progress(console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
-            task = bar.add_task(title, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-
-    return show()
+    console = Console(stderr=True, quiet=hidden)
+    with Progress(console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def interval(found: dict, form: str) -> str:
+def new_table(title: str, columns: Iterable[str], right: Iterable[str] = ()):
+    """An empty table; the columns `right` hold numbers. Long names of runs are folded."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title)
+    for column in columns:
+        run = {"overflow": "fold", "min_width": 12} if column == "run" else {}
+        table.add_column(escape(column), justify="right" if column in right else "left", **run)
+    return table
+
+
+def interval(estimate: dict, form: str) -> str:
     """A value and its interval; that of a probability is rounded outward, as in the verdict's sentence."""
     from tqpo.maths.statistics import outward
 
-    ends = outward(found["low"], found["high"], digits=1) if "%" in form else (found["low"], found["high"])
-    low, high = ("…" if end is None else form.format(end) for end in ends)
-    return f"{form.format(found['value'])} [{low}, {high}]".replace("[", "\\[")
+    ends = estimate["low"], estimate["high"]
+    low, high = ("…" if x is None else form.format(x) for x in (outward(*ends, digits=1) if "%" in form else ends))
+    return f"{form.format(estimate['value'])} [{low}, {high}]".replace("[", "\\[")
 
 
 def constraint_text(asked: dict) -> str:
@@ -74,20 +83,15 @@ def constraint_text(asked: dict) -> str:
     return f"Pr\\[{asked['name']} ≤ {asked['cost_limit']:g}] ≥ {asked['safety']:.0%}"
 
 
-def show_evaluation(found: dict) -> None:
-    from rich.table import Table
-
-    table = Table(title=found["label"])
-    for column in ("seed", "episodes", "return", "Pr[C ≤ d]", "cost quantile", "mean cost", "verdict"):
-        table.add_column(column, justify="left" if column == "verdict" else "right")
-    scopes = [(str(s["seed"]), s) for s in found["seeds"]]
+def show_evaluation(evaluation: dict) -> None:
+    scopes = [(str(s["seed"]), s) for s in evaluation["seeds"]]
     if len(scopes) > 1:
-        scopes.append(("all", found["pooled"]))
-    several = len(found["constraints"]) > 1
-    if several:
-        table.add_column("constraint")
+        scopes.append(("all", evaluation["pooled"]))
+    numbers = ("seed", "episodes", "return", "Pr[C ≤ d]", "cost quantile", "mean cost")
+    several = len(evaluation["constraints"]) > 1
+    table = new_table(evaluation["label"], (*numbers, "verdict", *["constraint"] * several), numbers)
     for name, scope in scopes:
-        for k, c in enumerate(scope["constraints"]):
+        for c, asked in zip(scope["constraints"], evaluation["constraints"], strict=True):
             table.add_row(
                 name,
                 f"{scope['episodes']:,}",
@@ -96,10 +100,10 @@ def show_evaluation(found: dict) -> None:
                 interval(c["episode_cost_quantile"], "{:.0f}"),
                 interval(c["episode_cost_mean"], "{:.1f}"),
                 c["verdict"]["word"],
-                *([constraint_text(found["constraints"][k])] if several else []),
+                *[constraint_text(asked)] * several,
             )
     console = wide_console()
     console.print(table)
-    if found["verdict"]:
-        colour = {"meets": "green", "misses": "red"}.get(found["verdict"]["word"], "yellow")
-        console.print(f"[bold {colour}]{found['verdict']['sentence']}[/]", soft_wrap=True)
+    if verdict := evaluation["verdict"]:
+        colour = {"meets": "green", "misses": "red"}.get(verdict["word"], "yellow")
+        console.print(f"[bold {colour}]{verdict['sentence']}[/]", soft_wrap=True)

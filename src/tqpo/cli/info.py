@@ -1,10 +1,12 @@
 """What there is, and how fast: `tqpo tasks`, `algorithms`, `bench`."""
 
 import dataclasses
+import json
 import pathlib
 
 from tyro.conf import Positional
 
+from tqpo.cli.common import new_table, wide_console
 from tqpo.errors import ConfigError
 
 
@@ -16,24 +18,18 @@ class Tasks:
     """A task's name: prints the slices of its observation as a Markdown table."""
 
     def __call__(self) -> None:
+        from tqpo.envs import DESCRIPTIONS, make
+
         if self.observation is not None:
-            from tqpo.envs import make
             from tqpo.envs.observation import slice_table
 
             print(slice_table(make(self.observation).observation_table()))
             return
-        from rich.console import Console
-        from rich.table import Table
-
-        from tqpo.envs import DESCRIPTIONS, make
-
-        table = Table(title="Tasks")
-        for column in ("task", "what to do", "cost sources", "observation", "steps"):
-            table.add_column(column)
+        table = new_table("Tasks", ("task", "what to do", "cost sources", "observation", "steps"))
         for name, text in DESCRIPTIONS.items():
             env = make(name)
             table.add_row(name, text, ", ".join(env.cost_names[1:]), str(env.obs_size), str(env.max_steps))
-        Console().print(table)
+        wide_console().print(table)
 
 
 @dataclasses.dataclass
@@ -41,17 +37,13 @@ class Algorithms:
     """List the algorithms and their variants."""
 
     def __call__(self) -> None:
-        from rich.console import Console
-        from rich.table import Table
-
         from tqpo.algorithms.presets import DESCRIPTIONS, PRESETS
 
-        table = Table(title="Algorithms", caption=f"Presets: {', '.join(PRESETS)}; fast is the default")
-        for column in ("name", "constraint", "what it is"):
-            table.add_column(column)
+        table = new_table("Algorithms", ("name", "constraint", "what it is"))
+        table.caption = f"Presets: {', '.join(PRESETS)}; the default is fast"
         for name, (constraint, text) in DESCRIPTIONS.items():
             table.add_row(name, constraint, text)
-        Console().print(table)
+        wide_console().print(table)
 
 
 @dataclasses.dataclass
@@ -72,12 +64,23 @@ class Bench:
     """Write the numbers as JSON here."""
 
     def __call__(self) -> None:
-        from rich.console import Console
-
         from tqpo.envs import TASKS
-        from tqpo.reproduce.bench import EnvBench, bench_envs, table
+        from tqpo.reproduce.bench import bench_envs
 
         if self.what != "envs":
             raise ConfigError(f"bench {self.what!r}: there is envs")
-        options = EnvBench(self.tasks or tuple(TASKS), self.batches, self.seconds, self.twin, self.out)
-        Console().print(table(bench_envs(options)))
+        result = bench_envs(self.tasks or tuple(TASKS), self.batches, self.seconds, self.twin)
+        if self.out:
+            self.out.parent.mkdir(parents=True, exist_ok=True)
+            self.out.write_text(json.dumps(result, indent=1) + "\n")
+        numbers = ("environments", "JAX", "compile [s]", "MuJoCo twin", "JAX / twin")
+        title = f"Environment steps per second ({result['provenance']['hardware']['device']})"
+        table = new_table(title, ("task", *numbers), numbers)
+        for name, entry in result["tasks"].items():
+            for row in entry["jax"]:
+                best = row == entry["best"]
+                twin = f"{entry['mujoco_twin']:,.0f}" if best and self.twin else ""
+                ratio = f"{entry['jax_over_twin']:,.0f}×" if best and self.twin else ""
+                texts = f"{row['batch']:,}", f"{row['steps_per_s']:,.0f}", f"{row['compile_s']:.1f}", twin, ratio
+                table.add_row(name, *texts, style="bold" if best else None)
+        wide_console().print(table)

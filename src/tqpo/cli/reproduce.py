@@ -18,7 +18,7 @@ class Reproduce:
     """Train the paper's runs and lay the results beside its numbers. Made for a GPU; what is done is not done again."""
 
     what: Positional[str]
-    """table1 (with PPO-Lagrangian), table2, tuned, baseline, fast, all of these; figures and tables draw what is there."""
+    """table1 (with PPO-Lagrangian), table2, tuned, baseline, fast, or all; figures and tables draw what is there."""
     task: tuple[str, ...] = ()
     """Only these tasks."""
     algo: tuple[str, ...] = ()
@@ -44,28 +44,30 @@ class Reproduce:
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
     """Settings of the algorithm other than the preset's, e.g. lowest_level=1. Give it a folder of its own."""
     out: pathlib.Path = pathlib.Path("results/paper")
-    """Folder for one JSON file per cell."""
+    """Folder for one JSON file per cell, and for tables and figures."""
+    page: pathlib.Path | None = None
+    """With tables or figures: also put the tables into this Markdown page, e.g. docs/reproduction.md."""
 
     def __call__(self) -> None:
         from tqpo.errors import ConfigError, UnknownNameError
-        from tqpo.reproduce import document, jobs
-        from tqpo.reproduce.cells import Plan, check
+        from tqpo.evaluation.episodes import check_count
+        from tqpo.reproduce import document, groups
+        from tqpo.reproduce.cells import Plan
         from tqpo.reproduce.paper import SETS
         from tqpo.sweep import cluster
+        from tqpo.training.job import seeds_of
 
         if self.what in {"figures", "tables"}:
             if self.set:
                 raise ConfigError(f"{self.what} draws what is there: --set is for training")
-            for path in document.write_all(self.out, pathlib.Path("docs/reproduction.md")):
-                print(path)
+            print(*document.write_all(self.out, self.page), sep="\n")
             return
         if self.what not in SETS:
-            raise UnknownNameError(
-                f"nothing to reproduce called {self.what!r}; there are {', '.join([*SETS, 'figures'])}"
-            )
-        for name in ("seeds", "jobs", "steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)}: at least 1")
+            known = ", ".join([*SETS, "figures", "tables"])
+            raise UnknownNameError(f"nothing to reproduce called {self.what!r}; there are {known}")
+        if self.page:
+            raise ConfigError("--page goes with tables or figures")
+        check_count("jobs", self.jobs)
         changes = assignments(self.set)
         if fixed := sorted({"safety", "cost_limit", "constraints", "baseline", "tilt"} & set(changes)):
             raise ConfigError(f"{fixed[0]} is what a cell is and cannot be set; --safety and --algo choose among cells")
@@ -76,20 +78,19 @@ class Reproduce:
         if not cells:
             asked = " ".join(str(x) for v in chosen.values() for x in v)
             raise UnknownNameError(f"{self.what} has no cell of {asked}")
-        seeds = tuple(range(self.seeds))
-        every = CHECKPOINT_EVERY if self.ray else 0
         plan = Plan(
             tuple(cells),
             self.out.absolute(),
-            seeds,
+            seeds_of(self.seeds),
             int(self.steps),
             self.episodes,
             self.judge,
-            checkpoint_every=every,
+            checkpoint_every=CHECKPOINT_EVERY if self.ray else None,
             changes=tuple(changes.items()),
         )
-        check(plan)
+        plan.check()
+        plan.out.mkdir(parents=True, exist_ok=True)
         runner = functools.partial(cluster.run_local, at_once=self.jobs, gpus=SHARE)
         if self.ray:
             runner = functools.partial(cluster.run_tasks, gpus=self.gpus, address=self.address)
-        document.show(jobs.run_plan(plan, runner, self.jobs))
+        document.show(groups.run_plan(plan, runner, self.jobs))

@@ -7,13 +7,13 @@ import sys
 
 from tyro.conf import Positional
 
-from tqpo.cli.common import Folder, interval, open_all, progress, show_evaluation, wide_console
+from tqpo.cli.common import Folder, interval, new_table, open_all, progress, show_evaluation, wide_console
 from tqpo.errors import ConfigError
 
 
 @dataclasses.dataclass
 class Evaluate:
-    """Run fresh episodes of a trained policy: return, safety probability and cost quantile, with intervals and a verdict."""
+    """Run fresh episodes of a trained policy: return, safety, cost quantile with intervals, and a verdict."""
 
     run: Folder
     """The folder that training wrote."""
@@ -33,14 +33,14 @@ class Evaluate:
         how = (self.episodes, self.physics, self.deterministic)
         with progress("evaluating", hidden=self.json) as tick:
             if store.is_shipped(self.run):
-                found = evaluate_run(store.open_run(self.run), *how, tick)
+                evaluation = evaluate_run(store.open_run(self.run), *how, tick)
             else:
                 with store.open_run(self.run, write=True) as folder:
-                    found = add_evaluation(folder, *how, tick)
+                    evaluation = add_evaluation(folder, *how, tick)
         if self.json:
-            print(json.dumps(found))
+            print(json.dumps(evaluation))
         else:
-            show_evaluation(found)
+            show_evaluation(evaluation)
 
 
 @dataclasses.dataclass
@@ -69,32 +69,26 @@ class Compare:
     """Folders that training wrote."""
 
     def __call__(self) -> None:
-        from rich.table import Table
-
-        from tqpo.output import conclude
         from tqpo.training.evaluations import evaluations_of
         from tqpo.training.job import Job
 
-        table = Table(title="Fresh episodes, all seeds pooled, 95 % intervals")
-        table.add_column("run", overflow="fold", min_width=12)
-        for column in ("task", "algorithm", "episodes", "return", "Pr[C ≤ d]", "asked", "quantile or mean", "limit"):
-            table.add_column(column, justify="left" if column in {"task", "algorithm", "asked"} else "right")
-        table.add_column("verdict")
+        numbers = ("episodes", "return", "Pr[C ≤ d]", "quantile or mean", "limit")
+        columns = ("task", "algorithm", *numbers[:3], "asked", *numbers[3:], "verdict")
+        table = new_table("Fresh episodes, all seeds pooled, 95 % intervals", ("run", *columns), right=numbers)
         missing = []
         for folder in open_all(self.runs):
             job = Job.from_description(folder.config)
-            found = evaluations_of(folder)
-            if not found:
+            if not (evaluations := evaluations_of(folder)):
                 missing.append(folder.folder)
                 continue
-            pooled = found[0]["pooled"]
-            for c, asked in zip(pooled["constraints"], found[0]["constraints"], strict=True):
+            first, pooled = evaluations[0], evaluations[0]["pooled"]
+            for c, asked in zip(pooled["constraints"], first["constraints"], strict=True):
                 mean = asked["kind"] == "mean"
                 table.add_row(
                     folder.folder.name,
                     job.task,
-                    job.algo if job.constraints else conclude.label_of(job),
-                    f"{pooled['episodes']:,}" + (", MuJoCo" if "mujoco" in found[0]["label"] else ""),
+                    job.algo if job.constraints else f"{job.title} {job.safety:.0%}",
+                    f"{pooled['episodes']:,}" + (", MuJoCo" if "mujoco" in first["label"] else ""),
                     interval(pooled["return"], "{:.1f}"),
                     interval(c["safety_prob"], "{:.1%}"),
                     (f"{asked['name']}: " if job.constraints else "") + ("mean" if mean else f"{asked['safety']:.0%}"),

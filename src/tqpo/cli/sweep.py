@@ -7,7 +7,7 @@ import pathlib
 
 from tyro.conf import Positional
 
-from tqpo.cli.common import interval, wide_console
+from tqpo.cli.common import interval, new_table, wide_console
 from tqpo.errors import ConfigError, TqpoError
 
 
@@ -44,13 +44,13 @@ class Sweep:
             cluster.import_ray()
         plan = sweep.read(self.file)
         out = self.out or pathlib.Path("sweeps") / self.file.stem
+        needs = {"gpus": plan.gpus, "retries": plan.retries}
         if self.local:
-            room = int((os.cpu_count() or 1) / max(plan.cpus, 1e-9)) if not plan.gpus else int(1 / plan.gpus)
+            room = int(1 / plan.gpus) if plan.gpus else int((os.cpu_count() or 1) / max(plan.cpus, 1e-9))
             at_once = self.jobs or min(max(1, room), len(plan.jobs))
-            runner = functools.partial(cluster.run_local, at_once=at_once, gpus=plan.gpus, retries=plan.retries)
+            runner = functools.partial(cluster.run_local, at_once=at_once, **needs)
         else:
-            needs = {"cpus": plan.cpus, "gpus": plan.gpus, "retries": plan.retries}
-            runner = functools.partial(cluster.run_tasks, address=self.address, **needs)
+            runner = functools.partial(cluster.run_tasks, cpus=plan.cpus, address=self.address, **needs)
         failed = sweep.run(plan, out, runner)
         show_results({name: job for name, job in plan.jobs.items() if name not in failed}, out)
         if failed:
@@ -59,16 +59,14 @@ class Sweep:
 
 def show_results(jobs, out: pathlib.Path) -> None:
     """What the runs differ in, and what their evaluations say, all seeds of a job pooled."""
-    from rich.table import Table
-
     from tqpo import store
     from tqpo.sweep.plan import varying
     from tqpo.training.evaluations import evaluations_of
 
-    table = Table(title=f"{out}: fresh episodes, all seeds pooled, 95 % intervals")
     columns = varying(jobs.values())
-    for column in ("run", *columns, "return", "Pr[C ≤ d]", "cost quantile", "verdict", "starts"):
-        table.add_column(column, justify="left" if column in {"run", "verdict"} else "right", overflow="fold")
+    numbers = (*columns, "return", "Pr[C ≤ d]", "cost quantile", "starts")
+    title = f"{out}: fresh episodes, all seeds pooled, 95 % intervals"
+    table = new_table(title, ("run", *numbers[:-1], "verdict", "starts"), numbers)
     for place, name in enumerate(jobs):
         folder = store.open_run(out / name)
         pooled = evaluations_of(folder)[0]["pooled"]

@@ -1,6 +1,7 @@
 """`tqpo train`."""
 
 import dataclasses
+import itertools
 import pathlib
 import re
 import signal
@@ -28,16 +29,18 @@ class Train:
     cost_limit: float = 15.0
     """The limit: the largest episode cost that counts as safe."""
     constraint: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="NAME:limit=X,safety=P|NAME:mean=X")] = ()
-    """Instead of --safety and --cost-limit, and as often as you like: a bound on the cost NAME, e.g. hazards:limit=15,safety=0.9 or
-    energy:mean=200."""
+    """Instead of --safety and --cost-limit, and as often as you like: a bound on the cost NAME, e.g.
+    hazards:limit=15,safety=0.9 or energy:mean=200."""
     cost_fn: str | None = None
-    """module:function that gives the cost of a step of your own environment: (obs, action, next_obs, info) -> number or dict."""
+    """module:function that gives the cost of a step of your own environment: (obs, action, next_obs, info) -> number or
+    dict."""
     vector: str = "sync"
     """Your own environments run one after the other (sync), each in a process (async) or on a Ray cluster (ray)."""
     env_timeout: float = 60.0
     """Seconds that one step of your own environment may take."""
     env_restarts: int = 3
-    """How often each of your own environments is restarted after an exception, a crash, a hang or a number that is not finite."""
+    """How often each of your own environments is restarted after an exception, a crash, a hang or a value that is not
+    finite."""
     seeds: int = 1
     """How many runs, with seeds 0, 1, 2, … They train together in one program."""
     first_seed: int = 0
@@ -45,11 +48,11 @@ class Train:
     steps: float = 5e6
     """Environment steps of each run."""
     preset: str = "fast"
-    """fast (small networks), or for a GPU: paper (the published configuration), tuned (its network with our settings)."""
+    """fast (small networks); for a GPU paper (the published configuration) or tuned (its network, our settings)."""
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
     """Settings of the algorithm, e.g. learning_rate=1e-3."""
     task_set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
-    """Settings of the task, e.g. max_steps=500; of your own environment, arguments of gymnasium.make or of the factory."""
+    """Settings of the task, e.g. max_steps=500; arguments of gymnasium.make or of the factory of your own environment."""
     out: pathlib.Path | None = None
     """Folder for the run; by default a new one under runs/."""
     resume: pathlib.Path | None = None
@@ -68,48 +71,49 @@ class Train:
     def __call__(self) -> None:
         from tqpo.training import loop
 
-        host = loop.Host(quiet=self.quiet, wandb=self.wandb, checkpoint_every=self.checkpoint_every)
-        if self.resume is not None:
+        options = loop.Options(quiet=self.quiet, wandb=self.wandb, checkpoint_every=self.checkpoint_every)
+        if self.resume is None:
+            job = self.job()
+            folder = loop.train(job, self.out or fresh_folder(job), options)
+        else:
             self._refuse_changes()
             if judged(self.resume):
                 print(f"{self.resume} is finished and judged; tqpo evaluate {self.resume} judges it again")
                 return
-            folder = loop.resume(self.resume, host)
-        else:
-            job = self.job()
-            folder = loop.train(job, self.out or fresh_folder(job), host)
+            folder = loop.resume(self.resume, options)
         with folder:
             if self.episodes:
-                try:
-                    conclude(folder, self.episodes, self.quiet)
-                except KeyboardInterrupt:
-                    folder.finish()
-                    done = f"training is done and kept; tqpo evaluate {folder.folder} judges it"
-                    raise Interrupted(signal.SIGINT, done) from None
+                self._conclude(folder)
+            else:
+                folder.finish()
+
+    def _conclude(self, folder) -> None:
+        """Evaluation and report, shown, and where they are."""
+        from tqpo.output import conclude
+
+        try:
+            with progress("evaluating", hidden=self.quiet) as tick:
+                evaluation, written = conclude.conclude(folder, self.episodes, progress=tick)
+        except KeyboardInterrupt:
             folder.finish()
+            done = f"training is done and kept; tqpo evaluate {folder.folder} judges it"
+            raise Interrupted(signal.SIGINT, done) from None
+        show_evaluation(evaluation)
+        if not self.quiet:
+            print("\n".join(f"{name:<7} {path}" for name, path in written.items()))
 
     def job(self):
-        from tqpo.training.job import Job
+        from tqpo.training.job import Job, seeds_of
 
-        if self.seeds < 1:
-            raise ConfigError(f"seeds = {self.seeds}: at least 1")
-        return Job(
-            task=self.task,
-            algo=self.algo,
-            preset=self.preset,
-            safety=self.safety,
-            cost_limit=self.cost_limit,
-            seeds=tuple(range(self.first_seed, self.first_seed + self.seeds)),
-            steps=int(self.steps),
-            snapshots=self.snapshots,
-            settings=assignments(self.set),
-            task_settings=assignments(self.task_set),
-            constraints=tuple(self.constraint),
-            cost_fn=self.cost_fn,
-            vector=self.vector,
-            env_timeout=self.env_timeout,
-            env_restarts=self.env_restarts,
-        )
+        given = {
+            "seeds": seeds_of(self.seeds, self.first_seed),
+            "steps": int(self.steps),
+            "settings": assignments(self.set),
+            "task_settings": assignments(self.task_set),
+            "constraints": tuple(self.constraint),
+        }
+        names = {field.name for field in dataclasses.fields(self)} - given.keys()
+        return Job(**given, **{f.name: getattr(self, f.name) for f in dataclasses.fields(Job) if f.name in names})
 
     def _refuse_changes(self) -> None:
         """A resumed run keeps its settings: another one given beside --resume is an error, unless it is the same."""
@@ -140,29 +144,5 @@ def fresh_folder(job) -> pathlib.Path:
     """runs/SimpleEnv-tqpo-90, or the next free name after it."""
     task = re.sub(r"[^\w.-]+", "-", job.task.removeprefix("gym:"))
     name = f"{task}-{job.algo}" + (f"-{100 * job.safety:g}" if not job.constraints else "")
-    base = pathlib.Path("runs")
-    taken = 1
-    while (base / (name if taken == 1 else f"{name}-{taken}")).exists():
-        taken += 1
-    return base / (name if taken == 1 else f"{name}-{taken}")
-
-
-def conclude(folder, episodes: int, quiet: bool) -> None:
-    """The end of training: evaluation, figures, video, page, and where they are."""
-    from tqpo.envs import Task
-    from tqpo.envs.budget import unwrapped
-    from tqpo.output import conclude
-    from tqpo.training.evaluations import add_evaluation
-    from tqpo.training.job import Job
-
-    with progress("evaluating", hidden=quiet) as tick:
-        add_evaluation(folder, episodes, "jax", True, tick)
-        found = add_evaluation(folder, episodes, "jax", False, tick)
-    conclude.write_plots([folder], folder.folder / "plots")
-    written = {"report": folder.folder / "report.html", "run": folder.folder}
-    if isinstance(unwrapped(Job.from_description(folder.config).env()), Task):
-        written["video"] = conclude.write_episode(folder, folder.folder / "episode.gif")
-    conclude.write_page(folder, written["report"])
-    show_evaluation(found)
-    if not quiet:
-        print("\n".join(f"{name:<7} {path}" for name, path in written.items()))
+    numbered = (pathlib.Path("runs", name if i == 1 else f"{name}-{i}") for i in itertools.count(1))
+    return next(path for path in numbered if not path.exists())

@@ -11,39 +11,58 @@ from tqpo import store
 from tqpo.envs import Task
 from tqpo.envs.budget import unwrapped
 from tqpo.errors import ConfigError
-from tqpo.evaluation.episodes import HostRunner, Policy, trace
+from tqpo.evaluation.episodes import HostRunner, Policy, Progress, trace
 from tqpo.evaluation.fresh import with_budget
 from tqpo.output import plots
 from tqpo.output.playback import record_episode
 from tqpo.output.report import Report, write_report
 from tqpo.output.video import write_video
-from tqpo.training.evaluations import evaluation_key, evaluations_of
-from tqpo.training.job import Job
-from tqpo.training.policies import load_policies
+from tqpo.training.evaluations import add_evaluation, evaluation_key, evaluations_of
+from tqpo.training.job import Job, Prepared, prepared_of
+from tqpo.training.policies import load_policies, load_policy
 from tqpo.types import Env, Key
 
 EVERY = 4  # steps between two frames of a video
 
 
-def label_of(job: Job) -> str:
-    named = job.algo if job.preset == "fast" else f"{job.algo} ({job.preset})"
-    return f"{named} {job.goal()}"
+def conclude(
+    folder: store.Run, episodes: int = 1000, report: bool = True, progress: Progress | None = None
+) -> tuple[dict[str, Any], dict[str, pathlib.Path]]:
+    """The end of training: evaluates a run's policies with so many episodes of each, and marks the run as finished.
+
+    With `report` it also evaluates their deterministic actions, and writes figures, a video (of our tasks) and a page.
+    Returns the evaluation of sampled actions, and what was written by name.
+    """
+    written = {}
+    if report:
+        add_evaluation(folder, episodes, "jax", True, progress)
+    evaluation = add_evaluation(folder, episodes, "jax", False, progress)
+    if report:
+        write_plots([folder], folder.folder / "plots")
+        written |= {"report": write_page(folder, folder.folder / "report.html"), "run": folder.folder}
+        if isinstance(unwrapped(prepared_of(folder.config).env), Task):
+            written["video"] = write_episode(folder, folder.folder / "episode.gif")
+    folder.finish()
+    return evaluation, written
 
 
-def curves_of(folder: store.Run, place: int = 0, label: str = "") -> list[plots.Curve]:
-    """The learning curves of a run's constraint number `place`, from `metrics.csv`; empty if there is no such one."""
-    job = Job.from_description(folder.config)
+def label_of(prepared: Prepared) -> str:
+    return f"{prepared.job.title} {prepared.goal}"
+
+
+def curves_of(folder: store.Run, prepared: Prepared, place: int = 0, label: str = "") -> list[plots.Curve]:
+    """The learning curves in a run's `metrics.csv`, of the constraint at that place; none if there is none."""
     columns = folder.metrics()
-    if not columns or place >= len(job.asked()):
+    if not columns or place >= len(prepared.asked):
         return []
-    runs = len(job.seeds)
+    runs = len(prepared.job.seeds)
     length = len(columns["iteration"]) // runs
     table = {name: x[: length * runs].reshape(length, runs) for name, x in columns.items()}
     own = {name.removesuffix(f".{place}"): x for name, x in table.items() if name.endswith(f".{place}")}
     shown = {name: x for name, x in table.items() if "." not in name} | own
-    asked = job.asked()[place]
+    asked = prepared.asked[place]
     level = float(asked.safety) if asked.kind == "quantile" else None
-    info = plots.RunInfo(label or label_of(job), float(asked.limit), level)
+    info = plots.RunInfo(label or label_of(prepared), float(asked.limit), level)
     return plots.make_curves(shown, table["step"][:, 0], [info] * runs)
 
 
@@ -52,16 +71,17 @@ def write_plots(folders: Sequence[store.Run], out: pathlib.Path) -> list[pathlib
 
     Each constraint after the first has curves of its own, `learning-2` and so on.
     """
-    jobs = [Job.from_description(folder.config) for folder in folders]
-    several = len({job.task for job in jobs}) > 1
-    labels = [f"{job.task}: {label_of(job)}" if several else label_of(job) for job in jobs]
+    jobs = [prepared_of(folder.config) for folder in folders]
+    several = len({p.job.task for p in jobs}) > 1
+    labels = [f"{p.job.task}: {label_of(p)}" if several else label_of(p) for p in jobs]
     evaluations = []
     for folder in folders:
         whose = f"{folder.folder.name} · " if len(folders) > 1 else ""
         evaluations += [e | {"label": whose + e["label"]} for e in evaluations_of(folder)[:1]]
     written = []
-    for place in range(max(len(job.asked()) for job in jobs)):
-        curves = [c for folder, name in zip(folders, labels, strict=True) for c in curves_of(folder, place, name)]
+    for place in range(max(len(p.asked) for p in jobs)):
+        parts = zip(folders, jobs, labels, strict=True)
+        curves = [curve for folder, p, label in parts for curve in curves_of(folder, p, place, label)]
         if not curves:
             continue
         end = f"-{place + 1}" if place else ""
@@ -74,10 +94,10 @@ def write_plots(folders: Sequence[store.Run], out: pathlib.Path) -> list[pathlib
     return written
 
 
-def title_of(job: Job, place: int) -> str:
+def title_of(prepared: Prepared, place: int) -> str:
     """The task, and the cost in question where there are several constraints."""
-    asked = job.asked()
-    return job.task if len(asked) == 1 else f"{job.task}: {job.env().cost_names[asked[place].channel]}"
+    asked, task = prepared.asked, prepared.job.task
+    return task if len(asked) == 1 else f"{task}: {prepared.env.cost_names[asked[place].channel]}"
 
 
 def write_episode(
@@ -89,25 +109,19 @@ def write_episode(
     physics: str = "jax",
 ) -> pathlib.Path:
     """A video of one episode of the evaluation: drawn from above, or MuJoCo's 3-D view."""
-    job, policies = Job.from_description(folder.config), load_policies(folder)
-    env = job.env()
-    seed = next(iter(policies)) if seed is None else seed
-    if seed not in policies:
-        raise ConfigError(f"seed = {seed}: this run has {', '.join(map(str, policies))}")
+    seed, policy = load_policy(folder, seed)
+    env, key = Job.from_description(folder.config).env(), evaluation_key(seed)
     if not isinstance(env, Env):
         from tqpo.evaluation import host_episodes
 
         host: Any = env
-        return write_video(
-            path, *host_episodes.film(host, policies[seed], evaluation_key(seed), episode, deterministic)
-        )
+        return write_video(path, *host_episodes.film(host, policy, key, episode, deterministic))
     if not isinstance(task := unwrapped(env), Task):
-        raise ConfigError(f"{job.task} is a JAX environment of your own: there is no picture of it to draw")
+        raise ConfigError(f"{folder.config['job']['task']} is a JAX environment of your own: there is no picture of it")
     film = {"jax": drawn_frames, "mujoco": filmed_frames}.get(physics)
     if film is None:
         raise ConfigError(f"physics = {physics!r}: jax or mujoco")
-    frames = film(env, policies[seed], evaluation_key(seed), episode, deterministic)
-    return write_video(path, frames, EVERY * task.config.step_duration)
+    return write_video(path, film(env, policy, key, episode, deterministic), EVERY * task.config.step_duration)
 
 
 def drawn_frames(env: Env, policy: Policy, key: Key, episode: int, deterministic: bool) -> Iterator[np.ndarray]:
@@ -142,22 +156,23 @@ def filmed_frames(env: Env, policy: Policy, key: Key, episode: int, deterministi
 
 def write_page(folder: store.Run, path: pathlib.Path) -> pathlib.Path:
     """The run as one page."""
-    job = Job.from_description(folder.config)
-    env, episodes, limit = job.env(), [], float(job.asked()[0].limit)
-    for seed, policy in list(load_policies(folder).items())[:3]:
-        if not (isinstance(env, Env) and isinstance(unwrapped(env), Task)):
-            break  # the player draws our tasks only
-        title = f"seed {seed}, the first evaluated episode"
-        episodes.append(record_episode(env, policy, evaluation_key(seed), cost_limit=limit, title=title))
-    session = folder.manifest.get("sessions", [{}])[-1]
-    goal = job.goal() if job.constraints else f"Pr[episode cost ≤ {limit:g}] ≥ {job.safety:.0%}"
+    prepared = prepared_of(folder.config)
+    job, env, limit = prepared.job, prepared.env, float(prepared.asked[0].limit)
+    episodes = [
+        record_episode(
+            env, policy, evaluation_key(seed), cost_limit=limit, title=f"seed {seed}, the first evaluated episode"
+        )
+        for seed, policy in list(load_policies(folder).items())[:3]
+        if isinstance(env, Env) and isinstance(unwrapped(env), Task)  # the player draws our tasks only
+    ]
+    goal = prepared.goal if job.constraints else f"Pr[episode cost ≤ {limit:g}] ≥ {job.safety:.0%}"
     report = Report(
         title=f"{job.algo} on {job.task}",
         subtitle=f"Return at its best while {goal}",
         evaluations=evaluations_of(folder),
-        curves=curves_of(folder),
+        curves=curves_of(folder, prepared),
         episodes=episodes,
         settings=folder.config["job"] | folder.config["derived"]["algorithm"],
-        provenance=session,
+        provenance=folder.manifest.get("sessions", [{}])[-1],
     )
     return write_report(path, report)

@@ -25,7 +25,8 @@ import json
 import math
 import pathlib
 import statistics
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +41,8 @@ from tqpo.maths.schedule import ThreeTimescales
 from tqpo.provenance import provenance
 from tqpo.types import Array, Key
 
-
-class Rates(Protocol):
-    """Step sizes of q, θ and λ at iteration k; hashable, because they are part of the program."""
-
-    def __call__(self, k: Array, /) -> tuple[Array, Array, Array]: ...
+# Step sizes of q, θ and λ at iteration k; hashable, because they are part of the program.
+Rates = Callable[[Array], tuple[Array, Array, Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Constant:
     eta: float = 0.1
 
     def __call__(self, k: Array, /) -> tuple[Array, Array, Array]:
-        return tuple(jnp.full((), x) for x in (self.alpha, self.beta, self.eta))  # pyright: ignore
+        return jnp.full((), self.alpha), jnp.full((), self.beta), jnp.full((), self.eta)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,13 +168,10 @@ def trajectories(problem: Problem, experiment: Experiment, starts: State, tilt) 
 
 def starts_at(experiment: Experiment, q: Array, theta: Array, multiplier: Array) -> State:
     """One state per run; scalars are the same for all."""
-    runs, empty = experiment.runs, window_init(experiment.window)
-    return State(
-        q=jnp.broadcast_to(q, runs),
-        theta=jnp.broadcast_to(theta, runs),
-        multiplier=jnp.broadcast_to(multiplier, runs),
-        recent=jax.tree.map(lambda x: jnp.broadcast_to(x, (runs, *x.shape)), empty),
-    )
+    runs = experiment.runs
+    recent = jax.tree.map(lambda x: jnp.broadcast_to(x, (runs, *x.shape)), window_init(experiment.window))
+    q, theta, multiplier = (jnp.broadcast_to(x, runs) for x in (q, theta, multiplier))
+    return State(q, theta, multiplier, recent)
 
 
 def theorem(problem: Problem, experiment: Experiment = THEOREM, tilt: Tilt = Tilt.NONE) -> dict[str, list[float]]:
@@ -224,20 +219,13 @@ def first_false(flags: np.ndarray) -> int:
 def results(problem: Problem = PROBLEM) -> dict:
     """Theorem 2 from random starts, and the effect of every kind of tilt, as numbers."""
     best, ends = problem.optimum, theorem(problem)
+    errors = {name: max(abs(x / best[name] - 1) for x in values) for name, values in ends.items()}
+    tilts = {kind.name.lower(): describe(problem, *tilted(problem, kind)) for kind in Tilt}
     return {
         "problem": dataclasses.asdict(problem),
         "optimum": best,
-        "theorem": {
-            "setting": dataclasses.asdict(THEOREM),
-            "ends": ends,
-            "largest_relative_error": {
-                name: max(abs(x / best[name] - 1) for x in values) for name, values in ends.items()
-            },
-        },
-        "tilt": {
-            "setting": dataclasses.asdict(TILT),
-            **{kind.name.lower(): describe(problem, *tilted(problem, kind)) for kind in Tilt},
-        },
+        "theorem": {"setting": dataclasses.asdict(THEOREM), "ends": ends, "largest_relative_error": errors},
+        "tilt": {"setting": dataclasses.asdict(TILT), **tilts},
         "provenance": provenance() | {"command": "python -m tqpo.reproduce.convergence"},
     }
 
@@ -248,13 +236,11 @@ def sweep(problem: Problem = PROBLEM, betas: tuple[float, ...] = (0.01, 0.02, 0.
     λ overshoots less with the tilt at every speed. It comes down sooner only while the window still remembers unsafe
     quantiles: once all of them lie below the limit, F_q(d) = 1 and η₋ is δ/(1 + δ), a tenth of the untilted rate.
     """
-    rows = []
-    for beta, (kind, window) in itertools.product(
-        betas, ((Tilt.NONE, 100), (Tilt.ADAPTIVE, 100), (Tilt.ADAPTIVE, 400))
-    ):
+    rows, kinds = [], ((Tilt.NONE, 100), (Tilt.ADAPTIVE, 100), (Tilt.ADAPTIVE, 400))
+    for beta, (kind, window) in itertools.product(betas, kinds):
         experiment = dataclasses.replace(TILT, rates=Constant(beta=beta), iterations=2500, window=window)
-        found = describe(problem, *tilted(problem, kind, experiment))
-        rows.append({"beta": beta, "tilt": kind.name.lower(), "window": window, **found})
+        effect = describe(problem, *tilted(problem, kind, experiment))
+        rows.append({"beta": beta, "tilt": kind.name.lower(), "window": window, **effect})
     return rows
 
 
@@ -273,31 +259,23 @@ def draw_steps(axis, problem: Problem, multiplier: np.ndarray, colour: str, titl
     axis.text(0.97, 0.9, text, transform=axis.transAxes, ha="right", va="top", fontsize=9, linespacing=1.5)
 
 
-def draw_multiplier(axis, multiplier: np.ndarray, colour: str, label: str) -> None:
-    """λ over the iterations: mean and range of the runs."""
-    k = np.arange(multiplier.shape[1])
-    axis.fill_between(k, multiplier.min(0), multiplier.max(0), color=colour, alpha=0.2, linewidth=0)
-    axis.plot(k, multiplier.mean(0), color=colour, label=label)
-
-
 def figure(path: pathlib.Path | str, problem: Problem = PROBLEM) -> None:
     """The paper's Fig. 4 on this problem, and λ over time."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    fig, axes = plt.subplot_mosaic([["none", "path"], ["adaptive", "path"]], figsize=(10, 4.2), layout="constrained")
+    fig = Figure(figsize=(10, 4.2), layout="constrained")
+    axes = fig.subplot_mosaic([["none", "path"], ["adaptive", "path"]])
     axes["none"].sharex(axes["adaptive"])
     axes["none"].tick_params(labelbottom=False)
     looks = {Tilt.NONE: ("tab:blue", "without tilt"), Tilt.ADAPTIVE: ("tab:red", "with the adaptive tilt")}
     for kind, (colour, label) in looks.items():
         multiplier = tilted(problem, kind)[2]
         draw_steps(axes[kind.name.lower()], problem, multiplier, colour, label)
-        draw_multiplier(axes["path"], multiplier, colour, label)
-    axes["adaptive"].set_xlabel(
-        rf"tilted quantile $d + \eta\,(q_{{1-\varepsilon}} - d)$,  limit $d = {problem.limit:g}$"
-    )
+        low, high = multiplier.min(0), multiplier.max(0)
+        axes["path"].fill_between(np.arange(len(low)), low, high, color=colour, alpha=0.2, linewidth=0)
+        axes["path"].plot(multiplier.mean(0), color=colour, label=label)
+    tilted_quantile = r"tilted quantile $d + \eta\,(q_{1-\varepsilon} - d)$"
+    axes["adaptive"].set_xlabel(rf"{tilted_quantile},  limit $d = {problem.limit:g}$")
     axes["path"].axhline(problem.optimum["multiplier"], color="black", linestyle=":", label=r"$\lambda^*$")
     axes["path"].set(xlabel="iteration", ylabel=r"multiplier $\lambda$")
     axes["path"].set_title(f"mean and range of {TILT.runs} runs", loc="left", fontsize=10)
@@ -306,7 +284,6 @@ def figure(path: pathlib.Path | str, problem: Problem = PROBLEM) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=160)
-    plt.close(fig)
 
 
 def main() -> None:

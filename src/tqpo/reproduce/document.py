@@ -1,7 +1,7 @@
-"""What the cells say, for people: a table in the terminal; tables, figures and a part of `docs/reproduction.md` on disk."""
+"""What the cells say, for people: a table in the terminal; tables and figures on disk; tables in a page."""
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tqpo.errors import ConfigError
 from tqpo.reproduce import figures, tables
@@ -13,8 +13,7 @@ BEGIN, END = "<!-- begin: written by `tqpo reproduce tables` -->", "<!-- end -->
 def show(paths: Sequence[pathlib.Path]) -> None:
     from rich.console import Console
 
-    console = Console()
-    console = console if console.is_terminal else Console(width=170)
+    console = Console() if Console().is_terminal else Console(width=170)
     title = "Average over the last tenth of training, mean ± standard deviation over seeds"
     console.print(tables.rich_table(tables.against_paper(tables.ordered(tables.load(paths)), title)))
 
@@ -32,28 +31,28 @@ def contents(cells: tables.Cells, again: tables.Cells) -> dict[str, Content]:
 
 
 def write_all(out: pathlib.Path, page: pathlib.Path | None = None) -> list[pathlib.Path]:
-    """Tables (Markdown, LaTeX) and figures (PNG, SVG) of all cells in a folder; puts the tables into `page` between its marks.
-
-    Cells that were trained again for the judge are in its folder `judged`."""
+    """Tables (Markdown, LaTeX) and figures (PNG, SVG) of all cells in a folder, into that folder; the tables also into
+    `page`, between its marks. Cells that were trained again for the judge are in the folder `judged`."""
     cells, again = (tables.load(sorted(folder.glob("*.json"))) for folder in (out, out / "judged"))
     if not cells:
-        raise ConfigError(
-            f"{out} holds no results: run tqpo reproduce table1 --out {out}, or name the folder with --out"
-        )
+        hint = f"run tqpo reproduce table1 --out {out}, or name the folder with --out"
+        raise ConfigError(f"{out} holds no results: {hint}")
+    shown = {name: content for name, content in contents(cells, again).items() if content.rows}
     written = []
-    found = {name: content for name, content in contents(cells, again).items() if content.rows}
-    for name, content in found.items():
+    for name, content in shown.items():
         for suffix, text in ((".md", tables.markdown(content)), (".tex", tables.latex(content))):
-            path = out / f"{name}{suffix}"
-            path.write_text(text)
-            written.append(path)
+            written.append(out / f"{name}{suffix}")
+            written[-1].write_text(text)
     written += figures.draw_all(cells, out)
-    if page is not None and page.exists():
-        text = page.read_text()
-        if BEGIN not in text or END not in text:
-            raise ConfigError(f"{page} lacks the marks {BEGIN} and {END} between which tables are written")
-        head, rest = text.split(BEGIN, 1)
-        parts = [f"**{content.title}**\n\n{tables.markdown(content)}" for content in found.values()]
-        page.write_text(head + BEGIN + "\n\n" + "\n".join(parts) + "\n" + END + rest.split(END, 1)[1])
-        written.append(page)
-    return written
+    return written if page is None else [*written, write_page(page, shown.values())]
+
+
+def write_page(page: pathlib.Path, shown: Iterable[Content]) -> pathlib.Path:
+    """Puts tables between the marks of a page."""
+    text = page.read_text() if page.exists() else ""
+    if BEGIN not in text or END not in text:
+        raise ConfigError(f"{page} lacks the marks {BEGIN} and {END} between which tables are written")
+    head, rest = text.split(BEGIN, 1)
+    parts = [f"**{content.title}**\n\n{tables.markdown(content)}" for content in shown]
+    page.write_text(head + BEGIN + "\n\n" + "\n".join(parts) + "\n" + END + rest.split(END, 1)[1])
+    return page

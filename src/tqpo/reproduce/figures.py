@@ -27,7 +27,7 @@ def curve_of(cell: dict[str, Any]) -> plots.Curve:
     return plots.Curve(plots.RunInfo(name_of(cell) + level, COST_LIMIT, settings["safety"]), steps, metrics)
 
 
-def grid(cells: Cells, rows: tuple[tuple[str, str], ...], title: str):
+def grid(cells: Cells, rows: tuple[tuple[str, str], ...]):
     """One row per metric, one column per task."""
     with style():
         figure, axes = new_figure(len(rows), len(TASKS), (4.2 * len(TASKS), 2.7 * len(rows) + 0.6))
@@ -37,12 +37,12 @@ def grid(cells: Cells, rows: tuple[tuple[str, str], ...], title: str):
                 wanted = [f"{task}-{algo}-{100 * level:g}-paper" for algo, level in LINES]
                 curves = [curve_of(cells[key]) for key in wanted if key in cells]
                 ax.set_title(f"{task}: {name}")
-                if not curves:
+                if curves:
+                    plots.draw_curves(ax, curves, metric)
+                    mark(ax, metric, curves)
+                else:
                     ax.text(0.5, 0.5, "not run", ha="center", transform=ax.transAxes)
-                    continue
-                plots.draw_curves(ax, curves, metric)
-                mark(ax, metric, curves)
-        legend(figure, title)
+        legend(figure, "")
     return figure
 
 
@@ -59,16 +59,15 @@ def mark(ax: "Axes", metric: str, curves: list[plots.Curve]) -> None:
 
 def tilted(cells: Cells, task: str):
     """Figure 4: how the cost quantile is distributed over training, without and with the tilt."""
-    pairs = [("tqpo-no-tilt", "without the tilt"), ("tqpo", "with the tilt")]
-    found = [(cells.get(f"{task}-{algo}-95-paper"), name) for algo, name in pairs]
+    algos = {"tqpo-no-tilt": "without the tilt", "tqpo": "with the tilt"}
     with style():
-        figure, axes = new_figure(len(found), 1, (6.0, 5.0))
-        for ax, (cell, name) in zip(axes, found, strict=True):
+        figure, axes = new_figure(len(algos), 1, (6.0, 5.0))
+        for ax, (algo, name) in zip(axes, algos.items(), strict=True):
             ax.set_title(f"{task}, 95%: cost quantile {name}")
-            if cell is None:
+            if cell := cells.get(f"{task}-{algo}-95-paper"):
+                draw_quantiles(ax, cell)
+            else:
                 ax.text(0.5, 0.5, "not run", ha="center", transform=ax.transAxes)
-                continue
-            draw_quantiles(ax, cell)
         axes[-1].set_xlabel("episode-cost quantile q")
         top = max(ax.get_ylim()[1] for ax in axes)
         for ax in axes:
@@ -102,6 +101,5 @@ def draw_quantiles(ax: "Axes", cell: dict[str, Any]) -> None:
 def draw_all(cells: Cells, out: pathlib.Path) -> list[pathlib.Path]:
     costs = (("episode_cost_mean", "average cost"), ("episode_cost_quantile", "cost quantile"))
     rewards = (("return_mean", "return"), ("safety_prob", "safety probability"))
-    written = save(grid(cells, costs, ""), out / "figure2")
-    written += save(grid(cells, rewards, ""), out / "figure3")
-    return written + save(tilted(cells, "SimpleEnv"), out / "figure4")
+    figures = grid(cells, costs), grid(cells, rewards), tilted(cells, "SimpleEnv")
+    return [path for number, figure in enumerate(figures, 2) for path in save(figure, out / f"figure{number}")]

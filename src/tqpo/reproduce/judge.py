@@ -9,17 +9,21 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from tqpo import store
 from tqpo.envs import make
 from tqpo.evaluation.episodes import HostRunner, Totals
-from tqpo.reproduce.cells import Plan, judged, load_policy, path_of, read, summary, write
+from tqpo.reproduce.cells import Plan, policy_folder, read, summary, write
 from tqpo.reproduce.paper import Cell
 from tqpo.training.evaluations import evaluation_key
+from tqpo.training.policies import load_policies
 
 SIDE_BY_SIDE = 20  # episodes of one task
 ONE_THREAD = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
 
 
 class Part(NamedTuple):
+    """Some episodes of one policy."""
+
     cell: Cell
     seed: int
     indices: range
@@ -30,7 +34,7 @@ class Judge:
 
     def __init__(self, plan: Plan, workers: int):
         self.plan = plan
-        self.found: dict[Cell, dict[Part, list]] = {}
+        self.played: dict[Cell, dict[Part, list]] = {}
         self.tasks: dict[concurrent.futures.Future, Part] = {}
         context = multiprocessing.get_context("spawn")
         self.pool = concurrent.futures.ProcessPoolExecutor(workers, context, begin_worker)
@@ -38,7 +42,7 @@ class Judge:
     def take(self, cells: Sequence[Cell]) -> None:
         """Begins with these cells."""
         for cell in cells:
-            for seed in judged(self.plan, cell):
+            for seed in self.plan.judged(cell):
                 for first in range(0, self.plan.judged_episodes, SIDE_BY_SIDE):
                     indices = range(first, min(first + SIDE_BY_SIDE, self.plan.judged_episodes))
                     part = Part(cell, seed, indices)
@@ -49,28 +53,23 @@ class Judge:
         ended, _ = concurrent.futures.wait(self.tasks, timeout=seconds, return_when="FIRST_COMPLETED")
         for task in ended:
             part = self.tasks.pop(task)
-            self.found.setdefault(part.cell, {})[part] = task.result()
+            self.played.setdefault(part.cell, {})[part] = task.result()
             if all(other.cell != part.cell for other in self.tasks.values()):
                 self.write(part.cell)
 
     def write(self, cell: Cell) -> None:
-        parts = sorted(self.found.pop(cell).items(), key=lambda item: (item[0].seed, item[0].indices.start))
+        parts = sorted(self.played.pop(cell).items(), key=lambda item: (item[0].seed, item[0].indices.start))
         episodes: dict[int, list] = {}
         for part, played in parts:
             episodes.setdefault(part.seed, []).extend(played)
-        path = path_of(self.plan, cell)
+        totals = {seed: Totals(*map(np.array, zip(*played, strict=True))) for seed, played in episodes.items()}
+        path = self.plan.path(cell)
         result: dict[str, Any] = read(path) or {}
-        result["judge"]["mujoco"] = summary(
-            self.plan, cell, {seed: totals(played) for seed, played in episodes.items()}
-        )
+        result["judge"]["mujoco"] = summary(self.plan, cell, totals)
         write(path, result)
 
     def close(self) -> None:
         self.pool.shutdown(wait=False, cancel_futures=True)
-
-
-def totals(played: Sequence[tuple[float, np.ndarray, int]]) -> Totals:
-    return Totals(*(np.array(x) for x in zip(*played, strict=True)))
 
 
 def begin_worker() -> None:
@@ -83,5 +82,5 @@ def play(plan: Plan, part: Part) -> list[tuple[float, np.ndarray, int]]:
     from tqpo.envs.mujoco import MujocoTask
 
     config = make(part.cell.task).config
-    policy = load_policy(plan, part.cell, part.seed)
+    policy = load_policies(store.open_run(policy_folder(plan.path(part.cell))))[part.seed]
     return HostRunner(lambda: MujocoTask(config), policy, evaluation_key(part.seed), False)(part.indices)

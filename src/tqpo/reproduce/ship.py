@@ -2,45 +2,39 @@
 
     python -m tqpo.reproduce.ship RUN|CELL.json… [--out src/tqpo/policies] [--episodes 1000]
 
-The best is the seed with the highest return among those whose evaluation meets the level. A cell's policies lie beside its file, in
-`policies/`, where `tqpo reproduce fast` left them.
+The best is the seed with the highest return among those whose evaluation meets the level. A cell's policies are in a
+run beside its file, in `policies/`, where `tqpo reproduce fast` left them.
 """
 
 import argparse
 import dataclasses
-import json
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from tqpo import store
 from tqpo.errors import ConfigError, TqpoError
-from tqpo.evaluation.episodes import ActorPolicy
 from tqpo.reproduce import cells
-from tqpo.reproduce.paper import COST_LIMIT, Cell
 from tqpo.store.run import LOCK, SHIPPED
-from tqpo.training.evaluations import EVALUATION, add_evaluation, evaluations_of
-from tqpo.training.job import Job
-from tqpo.training.policies import load_policies, save_policies
-
-
-class Chosen(NamedTuple):
-    job: Job  # of one seed
-    policy: ActorPolicy
-    origin: dict[str, Any]
+from tqpo.training.evaluations import add_evaluation, evaluations_of
+from tqpo.training.job import prepared_of
+from tqpo.training.policies import load_policy, save_policies
 
 
 def ship(path: str | pathlib.Path, out: pathlib.Path = SHIPPED, episodes: int = 1000) -> pathlib.Path:
     """Writes the best policy to a new folder in `out`, named by task and level."""
     path = pathlib.Path(path)
-    job, policy, origin = of_cell(path) if path.suffix == ".json" else of_run(path)
-    folder = store.create(out / f"{job.task}-{100 * job.safety:g}", job.describe())
-    with folder:
+    source, evaluation, origin = of_cell(path) if path.suffix == ".json" else of_run(path)
+    seed, policy = load_policy(source, best_seed(evaluation, path))
+    prepared = dataclasses.replace(prepared_of(source.config).job, seeds=(seed,)).prepare()
+    if not prepared.matches(source.config | {"job": source.config["job"] | {"seeds": [seed]}}):
+        raise ConfigError(f"{path} was made with other settings than the {prepared.job.preset} preset has now")
+    with store.create(out / f"{prepared.job.task}-{100 * prepared.job.safety:g}", prepared.describe()) as folder:
         stacked = jax.tree.map(lambda x: x[None], policy)
-        save_policies(folder, job, job.group(), stacked, [{"seed": job.seeds[0]} | origin])
+        save_policies(folder, prepared, stacked, [{"seed": seed} | origin])
         for deterministic in (True, False):
             add_evaluation(folder, episodes, "jax", deterministic)
         folder.finish()
@@ -48,30 +42,22 @@ def ship(path: str | pathlib.Path, out: pathlib.Path = SHIPPED, episodes: int = 
     return folder.folder
 
 
-def of_run(path: pathlib.Path) -> Chosen:
+def of_run(path: pathlib.Path) -> tuple[store.Run, dict[str, Any], dict[str, Any]]:
+    """A run, its evaluation, and where its policies come from."""
     source = store.open_run(path)
     sampled = next((e for e in evaluations_of(source) if not e["deterministic"]), None)
     if sampled is None:
         raise ConfigError(f"{source.folder} has no evaluation: run tqpo evaluate {source.folder}")
-    seed = best_seed(sampled, source.folder)
-    job = dataclasses.replace(Job.from_description(source.config), seeds=(seed,))
-    return Chosen(job, load_policies(source)[seed], {"of_run": source.id})
+    return source, sampled, {"of_run": source.id}
 
 
-def of_cell(path: pathlib.Path) -> Chosen:
-    found = cells.read(path)
-    if not (found and found.get("complete") and found["fresh"]):
+def of_cell(path: pathlib.Path) -> tuple[store.Run, dict[str, Any], dict[str, Any]]:
+    """The same of a cell's file."""
+    cell = cells.read(path)
+    if not (cell and cell.get("complete") and cell["fresh"]):
         raise ConfigError(f"{path} is not a finished cell with fresh episodes: run tqpo reproduce")
-    facts = found["settings"]
-    cell = Cell(facts["task"], facts["algo"], facts["safety"], facts["preset"])
-    plan = cells.Plan((cell,), path.parent, tuple(facts["seeds"]), facts["steps"])
-    if not cells.agree(facts, plan, cell):
-        raise ConfigError(f"{path} was made with other settings than the {cell.preset} preset has now")
-    seed = best_seed(found["fresh"], path)
-    asked = {"safety": cell.safety, "cost_limit": COST_LIMIT, "seeds": (seed,), "steps": plan.steps, "snapshots": 1}
-    job = Job(task=cell.task, algo=cell.algo, preset=cell.preset, **asked)
-    origin = {"of_cell": cell.name, "commit": found["provenance"]["commit"]}
-    return Chosen(job, cells.load_policy(plan, cell, seed), origin)
+    source = store.open_run(cells.policy_folder(path))
+    return source, cell["fresh"], {"of_cell": path.stem, "commit": cell["provenance"]["commit"]}
 
 
 def best_seed(evaluation: Mapping[str, Any], source: pathlib.Path) -> int:
@@ -90,8 +76,7 @@ def main() -> None:
     try:
         for run in given.runs:
             folder = ship(run, given.out, given.episodes)
-            found = json.loads((folder / EVALUATION).read_text())["evaluations"][0]
-            print(folder.name, found["verdict"]["sentence"])
+            print(folder.name, evaluations_of(store.open_run(folder))[0]["verdict"]["sentence"])
     except TqpoError as error:
         sys.exit(f"tqpo: {error}")
 

@@ -32,21 +32,33 @@ class Content(NamedTuple):
 
 def load(paths: Iterable[pathlib.Path]) -> Cells:
     """The cells that are there, complete or not."""
-    found = {path.stem: read(path) for path in paths}
-    return {name: cell for name, cell in found.items() if cell and "last_tenth" in cell}
+    cells = {path.stem: read(path) for path in paths}
+    return {name: cell for name, cell in cells.items() if cell and "last_tenth" in cell}
+
+
+def percent(pair: Sequence[float | None] | None) -> list[float | None]:
+    return [None if x is None else 100 * x for x in pair or ()]
 
 
 def plus_minus(pair: Sequence[float | None], form: str) -> str:
     return " ± ".join(form.format(x) for x in pair if x is not None)
 
 
-def percent(pair: Sequence[float | None], digits: int = 1) -> str:
-    return plus_minus([None if x is None else 100 * x for x in pair], f"{{:.{digits}f}}")
+def beside(ours: Any, paper: Any, form: str, printed: str) -> tuple[str, str, str]:
+    """Mean ± deviation of ours and of the paper, and their difference; dashes where the paper has none."""
+    if not paper:
+        return plus_minus(ours, form), "–", "–"
+    return plus_minus(ours, form), plus_minus(paper, printed), f"{ours[0] - paper[0]:+.1f}"
 
 
-def interval(found: dict[str, float], form: str, scale: float = 1.0) -> str:
-    value, low, high = (form.format(scale * found[k]) for k in ("value", "low", "high"))
+def interval(estimate: dict[str, float], scale: float = 1.0) -> str:
+    value, low, high = (f"{scale * estimate[name]:.1f}" for name in ("value", "low", "high"))
     return f"{value} [{low}, {high}]"
+
+
+def each(shares: Iterable[float]) -> str:
+    """The share of each seed in percent."""
+    return " ".join(f"{100 * x:.0f}" for x in shares)
 
 
 def name_of(cell: dict[str, Any]) -> str:
@@ -80,77 +92,40 @@ def against_paper(cells: Iterable[dict[str, Any]], title: str) -> Content:
     columns = ("task", "level", "algorithm", "R", "paper", "Δ", "Pr [%]", "paper", "Δ", "Pr of each seed [%]")
     rows = []
     for cell in cells:
-        last, paper = cell["last_tenth"], cell["published"]
-        reward, safe = last["return_mean_std"], last["safety_prob_mean_std"]
-        rows.append(
-            (
-                *heading(cell),
-                plus_minus(reward, "{:.1f}"),
-                plus_minus(paper["episode_return"], "{:g}") if paper else "–",
-                f"{reward[0] - paper['episode_return'][0]:+.1f}" if paper else "–",
-                percent(safe),
-                percent(paper["safety_prob"], 0) if paper else "–",
-                f"{100 * (safe[0] - paper['safety_prob'][0]):+.1f}" if paper else "–",
-                " ".join(f"{100 * x:.0f}" for x in last["safety_prob"]),
-            )
-        )
+        last, paper = cell["last_tenth"], cell["published"] or {}
+        reward = beside(last["return_mean_std"], paper.get("episode_return"), "{:.1f}", "{:g}")
+        shares = percent(last["safety_prob_mean_std"]), percent(paper.get("safety_prob"))
+        rows.append((*heading(cell), *reward, *beside(*shares, "{:.1f}", "{:.0f}"), each(last["safety_prob"])))
     return Content(title, columns, rows)
 
 
 def table1(cells: Cells) -> Content:
     names = {c.name for c in TABLE1}
     extra = {"ppo-lag", "tqpo-baseline"}
-    chosen = [
-        c
-        for c in ordered(cells)
-        if cell_name(c) in names or c["settings"]["algo"] in extra or c["settings"]["preset"] != "paper"
-    ]
-    return against_paper(chosen, "Table 1, with PPO-Lagrangian and rows of ours: the last tenth of training")
+    ours = {n for n, c in cells.items() if c["settings"]["algo"] in extra or c["settings"]["preset"] != "paper"}
+    chosen = {name: cell for name, cell in cells.items() if name in names | ours}
+    return against_paper(ordered(chosen), "Table 1, with PPO-Lagrangian and rows of ours: the last tenth of training")
 
 
 def table2(cells: Cells) -> Content:
-    names = {c.name for c in TABLE2}
-    chosen = [c for c in ordered(cells) if cell_name(c) in names]
-    return against_paper(chosen, "Table 2, the ablations at 95 %: the last tenth of training")
-
-
-def cell_name(cell: dict[str, Any]) -> str:
-    s = cell["settings"]
-    return f"{s['task']}-{s['algo']}-{100 * s['safety']:g}-{s['preset']}"
+    chosen = {c.name: cells[c.name] for c in TABLE2 if c.name in cells}
+    return against_paper(ordered(chosen), "Table 2, the ablations at 95 %: the last tenth of training")
 
 
 def protocols(cells: Cells) -> Content:
     """The last tenth of training beside fresh episodes of the final policy."""
-    columns = (
-        "task",
-        "level",
-        "algorithm",
-        "R, training",
-        "R, fresh",
-        "Pr, training",
-        "Pr, fresh",
-        "Pr of each seed, fresh",
-    )
+    numbers = ("R, training", "R, fresh", "Pr, training", "Pr, fresh", "Pr of each seed, fresh")
     rows = []
     for cell in ordered(cells):
-        if not cell.get("fresh"):
+        if not (fresh := cell.get("fresh")):
             continue
-        last, fresh = cell["last_tenth"], cell["fresh"]
-        pooled = fresh["pooled"]
-        own = [s["constraints"][0]["safety_prob"]["value"] for s in fresh["seeds"]]
-        rows.append(
-            (
-                *heading(cell),
-                f"{last['return_mean_std'][0]:.1f}",
-                interval(pooled["return"], "{:.1f}"),
-                f"{100 * last['safety_prob_mean_std'][0]:.1f}",
-                interval(pooled["constraints"][0]["safety_prob"], "{:.1f}", 100),
-                " ".join(f"{100 * x:.0f}" for x in own),
-            )
-        )
-    return Content(
-        "Two protocols: training episodes, and fresh episodes of the final policies (95 % intervals)", columns, rows
-    )
+        last, pooled = cell["last_tenth"], fresh["pooled"]
+        reward = f"{last['return_mean_std'][0]:.1f}", interval(pooled["return"])
+        safe = f"{100 * last['safety_prob_mean_std'][0]:.1f}", interval(pooled["constraints"][0]["safety_prob"], 100)
+        own = each(s["constraints"][0]["safety_prob"]["value"] for s in fresh["seeds"])
+        rows.append((*heading(cell), *reward, *safe, own))
+    title = "Two protocols: training episodes, and fresh episodes of the final policies (95 % intervals)"
+    return Content(title, ("task", "level", "algorithm", *numbers), rows)
 
 
 def is_judged(cell: dict[str, Any]) -> bool:
@@ -161,24 +136,12 @@ def judge(cells: Cells) -> Content:
     """The same policies in MuJoCo and in JAX."""
     columns = ("task", "level", "algorithm", "episodes", "R, MuJoCo", "R, JAX", "Pr, MuJoCo", "Pr, JAX", "agree")
     rows = []
-    for cell in ordered(cells):
-        if not is_judged(cell):
-            continue
-        found = cell["judge"]
-        twin, here = found["mujoco"]["pooled"], found["jax"]["pooled"]
-        safe = [x["constraints"][0]["safety_prob"] for x in (twin, here)]
-        same = [name for name, pair in (("R", (twin["return"], here["return"])), ("Pr", safe)) if agree(*pair)]
-        rows.append(
-            (
-                *heading(cell),
-                str(twin["episodes"]),
-                interval(twin["return"], "{:.1f}"),
-                interval(here["return"], "{:.1f}"),
-                interval(safe[0], "{:.1f}", 100),
-                interval(safe[1], "{:.1f}", 100),
-                " ".join(same) or "neither",
-            )
-        )
+    for cell in filter(is_judged, ordered(cells)):
+        both = [cell["judge"][simulator]["pooled"] for simulator in ("mujoco", "jax")]
+        reward, safe = [x["return"] for x in both], [x["constraints"][0]["safety_prob"] for x in both]
+        same = " ".join(name for name, pair in (("R", reward), ("Pr", safe)) if agree(*pair)) or "neither"
+        texts = (*map(interval, reward), *(interval(x, 100) for x in safe))
+        rows.append((*heading(cell), str(both[0]["episodes"]), *texts, same))
     return Content("MuJoCo as the judge: final policies of two seeds of each cell", columns, rows)
 
 
@@ -190,18 +153,18 @@ def agree(a: dict[str, float], b: dict[str, float]) -> bool:
 
 def times(cells: Cells) -> Content:
     """How long each program ran."""
-    columns = ("task", "algorithms", "runs", "training [s]", "in all [s]")
-    rows: dict[tuple, list[dict[str, Any]]] = {}
+    programs: dict[tuple, list[dict[str, Any]]] = {}
     for cell in ordered(cells):
         if timing := cell.get("group"):
-            rows.setdefault((cell["settings"]["task"], timing["total_s"]), []).append(cell)
-    found = []
-    for (task, _), members in rows.items():
+            programs.setdefault((cell["settings"]["task"], timing["total_s"]), []).append(cell)
+    rows = []
+    for (task, seconds), members in programs.items():
         timing = members[0]["group"]
         names = ", ".join(dict.fromkeys(name_of(c) for c in members))
         trained = timing["first_chunk_s"] + timing["train_s"]
-        found.append((task, names, str(timing["runs"]), f"{trained:.0f}", f"{timing['total_s']:.0f}"))
-    return Content("Wall-clock time of each program, several of them sharing one GPU", columns, found)
+        rows.append((task, names, str(timing["runs"]), f"{trained:.0f}", f"{seconds:.0f}"))
+    columns = ("task", "algorithms", "runs", "training [s]", "in all [s]")
+    return Content("Wall-clock time of each program, several of them sharing one GPU", columns, rows)
 
 
 def rich_table(content: Content):

@@ -1,8 +1,8 @@
 """Callables as tasks, many at a time: on a Ray cluster, or in processes of this machine.
 
-A task is a name, a callable and its arguments. One whose process or machine is lost is started again, so it must be one that
-goes on where it left off. One that raises is not: its result is a `TaskError`. Every task has a process of its own, whose memory,
-on the device too, is free when it ends.
+A task is a name, a callable and its arguments. It is started again if its process or machine is lost, so it must go on
+where it left off. If it raises, its result is a `TaskError`. Every task has a process of its own: its memory is free
+when it ends.
 """
 
 import collections
@@ -45,19 +45,17 @@ def run_tasks(
     retries: int = 3,
     on_wait: Callable[[], Any] | None = None,
 ) -> Iterator[tuple[str, Any]]:
-    """Runs tasks on a Ray cluster; yields (name, result) as they finish, a `TaskError` in place of a result that is not to be had.
+    """Runs tasks on a Ray cluster; yields (name, result) as they finish, with a `TaskError` where a task failed.
 
-    Each task gets so many CPUs and GPUs; 0.25 GPUs put four on one. `address` is that of a cluster, or "auto"; without one, Ray
-    is started on this machine. `on_wait` is called every second; what it raises ends the work, and tasks are called off.
+    Each task gets so many CPUs and GPUs; 0.25 GPUs put four on one. `address` is that of a cluster, or "auto"; without
+    one, Ray is started on this machine. `on_wait` is called every second; if it raises, all tasks are called off.
     """
     ray = import_ray()
     own = not ray.is_initialized()
     if own:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         with keeping_handler(signal.SIGTERM), warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message=r"os\.fork"
-            )  # JAX's, of Ray's programs, which are started at once
+            warnings.filterwarnings("ignore", message=r"os\.fork")  # JAX's: Ray executes its own programs at once
             ray.init(address=address or "local", log_to_driver=False, logging_level="error")
     pending: dict[Any, str] = {}
     try:
@@ -95,9 +93,8 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfigError(
-            'Ray is not installed: pip install "tqpo[ray]", or stay on this machine with --local'
-        ) from None
+        hint = 'pip install "tqpo[ray]", or stay on this machine with --local'
+        raise ConfigError(f"Ray is not installed: {hint}") from None
     return ray
 
 

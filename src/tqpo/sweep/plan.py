@@ -1,6 +1,6 @@
 """A sweep's TOML file: lists make a grid.
 
-    cpus = 2                       # of each job; also gpus, episodes, retries, checkpoint_every, seeds_per_job
+    cpus = 2                       # of each job; also gpus, episodes, report, retries, checkpoint_every, seeds_per_job
     [defaults]                     # for all runs below
     steps = 5e6
     [[runs]]                       # the fields of `Job`
@@ -9,8 +9,8 @@
     seeds = 5                      # 0 … 4, or a list; they train together in one program
     settings = { learning_rate = [3e-4, 1e-3], hidden = [[64, 64], [128, 128]] }
 
-A job is one setting with its seeds: one program, one task, one folder. A folder's name follows from its job alone, so what is
-finished is found again when the file has grown.
+A job is one setting with its seeds: one program, one task, one folder. A folder's name follows from its job alone, so a
+finished job is recognised when the file has grown.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tqpo.errors import ConfigError
-from tqpo.training.job import Job
+from tqpo.training.job import Job, frozen, seeds_of
 
 WHOLE = ("seeds", "constraints")  # fields that are lists themselves: a list of lists makes a grid of them
 NESTED = ("settings", "task_settings")
@@ -38,6 +38,7 @@ class Sweep:
     cpus: float = 1
     gpus: float = 0
     episodes: int = 1000  # of the evaluation of each seed
+    report: bool = False  # whether each run gets figures, a video and a page as well
     retries: int = 3  # after a lost process or machine
     checkpoint_every: int = 20  # iterations
 
@@ -46,10 +47,12 @@ class Sweep:
             value = getattr(self, name)
             if not isinstance(value, int | float) or value < least:
                 raise ConfigError(f"{name} = {value!r}: a number, at least {least}")
+        if not isinstance(self.report, bool):
+            raise ConfigError(f"report = {self.report!r}: true or false")
 
 
 def read(path: pathlib.Path) -> Sweep:
-    """The sweep that a file describes. Every job is built once, so that a wrong setting is an error before anything starts."""
+    """The sweep of a file. Every job is prepared once: a wrong setting is an error before anything starts."""
     try:
         content = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -65,7 +68,7 @@ def read(path: pathlib.Path) -> Sweep:
     jobs = {}
     for block in blocks:
         for job in itertools.chain.from_iterable(split(job, size) for job in expand(merge(defaults, block))):
-            job.group()
+            job.prepare()
             jobs[name_of(job)] = job
     return Sweep(jobs, **content)
 
@@ -97,22 +100,15 @@ def expand(block: Mapping[str, Any]) -> Iterator[Job]:
 
 
 def make_job(fields: dict[str, Any]) -> Job:
-    seeds = fields.get("seeds", 1)
-    fields["seeds"] = tuple(range(seeds)) if isinstance(seeds, int) else seeds
     try:
-        if "steps" in fields:
-            fields["steps"] = int(fields["steps"])
-        return Job(**fields)
+        steps = int(fields.get("steps", Job.steps))
+        return Job(**fields | {"seeds": seeds_of(fields.get("seeds", 1)), "steps": steps})
     except (TypeError, ValueError) as error:
         raise ConfigError(str(error)) from None
 
 
 def choices(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
-
-
-def frozen(value: Any) -> Any:
-    return tuple(frozen(x) for x in value) if isinstance(value, list) else value
 
 
 def split(job: Job, size: int | None) -> Iterator[Job]:
@@ -125,12 +121,8 @@ def split(job: Job, size: int | None) -> Iterator[Job]:
 
 def name_of(job: Job) -> str:
     """What it is in words, and a checksum of all fields that are not as usual."""
-    usual = Job()
-    given = {
-        field.name: getattr(job, field.name)
-        for field in dataclasses.fields(job)
-        if getattr(job, field.name) != getattr(usual, field.name)
-    }
+    usual, given = vars(Job()), vars(job)
+    given = {name: value for name, value in given.items() if value != usual[name]}
     digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode()).hexdigest()
     seeds = "s" + "_".join(map(str, dict.fromkeys((min(job.seeds), max(job.seeds)))))
     words = (job.task, job.algo, f"{100 * job.safety:g}", f"{job.cost_limit:g}", seeds, digest[:8])
@@ -151,6 +143,5 @@ def varying(jobs: Iterable[Job]) -> dict[str, list[Any]]:
 
 def check_names(given: Mapping[str, Any], known: set[str], where: str) -> None:
     if unknown := set(given) - known:
-        raise ConfigError(
-            f"{where}: nothing is called {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}"
-        )
+        there = ", ".join(sorted(known))
+        raise ConfigError(f"{where}: nothing is called {', '.join(sorted(unknown))}; there are {there}")

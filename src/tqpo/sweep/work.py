@@ -2,42 +2,45 @@
 
 import pathlib
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
 from tqpo import store
 from tqpo.errors import StoreError
+from tqpo.output.conclude import conclude
 from tqpo.store.run import MANIFEST
-from tqpo.sweep.cluster import Task
-from tqpo.sweep.plan import Sweep
 from tqpo.training import loop
-from tqpo.training.evaluations import add_evaluation
 from tqpo.training.job import Job
-from tqpo.training.loop import Host
 
-PATIENCE = (
-    600.0  # s to wait for the lock of a machine that was lost: NFS gives it back after its lease, 90 s by default
-)
+PATIENCE = 600.0  # s to wait for a lost machine's lock: NFS gives it back after its lease, 90 s by default
 ASK_EVERY = 1.0  # s
 
-
-def task(sweep: Sweep, name: str, path: pathlib.Path) -> Task:
-    host = Host(quiet=True, checkpoint_every=sweep.checkpoint_every)
-    return name, run_job, (sweep.jobs[name], path, host, sweep.episodes)
+T = TypeVar("T")
 
 
-def run_job(job: Job, path: pathlib.Path, host: Host, episodes: int) -> None:
+def run_job(job: Job, path: pathlib.Path, options: loop.Options, episodes: int, report: bool) -> None:
     """Begins a run or goes on with it, evaluates and finishes it; leaves a finished one alone."""
+
+    def train() -> store.Run | None:
+        if finished(path):
+            return None
+        return loop.resume(path, options) if (path / MANIFEST).exists() else loop.train(job, path, options)
+
+    if folder := when_free(train):
+        with folder:
+            conclude(folder, episodes, report)
+
+
+def when_free(attempt: Callable[[], T]) -> T:
+    """What an attempt gives that needs a run's lock. A machine that was lost may still hold it for a while."""
     deadline = time.monotonic() + PATIENCE
-    while not finished(path):
+    while True:
         try:
-            folder = loop.resume(path, host) if (path / MANIFEST).exists() else loop.train(job, path, host)
-        except store.LockedError:  # whoever wrote here last is not known to be gone
+            return attempt()
+        except store.LockedError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(ASK_EVERY)
-            continue
-        with folder:
-            add_evaluation(folder, episodes, "jax", deterministic=False)
-            folder.finish()
 
 
 def finished(path: pathlib.Path) -> bool:

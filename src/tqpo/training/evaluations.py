@@ -10,7 +10,7 @@ from tqpo.envs.budget import unwrapped
 from tqpo.evaluation import summary
 from tqpo.evaluation.episodes import Progress
 from tqpo.evaluation.fresh import fresh_episodes
-from tqpo.training.job import Job
+from tqpo.training.job import prepared_of
 from tqpo.training.policies import load_policies
 
 EVALUATION = "evaluation.json"
@@ -30,8 +30,8 @@ def evaluate_run(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fresh episodes of every seed's policy, summed up as `summary.summarise` does."""
-    job = Job.from_description(folder.config)
-    env = job.env()
+    prepared = prepared_of(folder.config)
+    job, env = prepared.job, prepared.env
     totals, faults = {}, []
     for seed, policy in load_policies(folder).items():
         key = evaluation_key(seed)
@@ -43,7 +43,7 @@ def evaluate_run(
     if faults:
         settings["faults"] = faults
     return summary.summarise(
-        totals, job.asked(), env.cost_names, deterministic=deterministic, label=label, settings=settings
+        totals, prepared.asked, env.cost_names, deterministic=deterministic, label=label, settings=settings
     )
 
 
@@ -51,13 +51,14 @@ def add_evaluation(
     folder: store.Run, episodes: int, physics: str, deterministic: bool, progress: Progress | None = None
 ) -> dict[str, Any]:
     """Evaluates and keeps the result beside earlier ones; one of the same kind is replaced."""
-    found = evaluate_run(folder, episodes, physics, deterministic, progress)
-    done = folder.finished  # a file that changes opens the run again
-    kept = [e for e in evaluations_of(folder) if e["label"] != found["label"]]
-    folder.write_json(EVALUATION, summary.document([found, *kept] if not deterministic else [*kept, found]))
-    if done:
+    evaluation = evaluate_run(folder, episodes, physics, deterministic, progress)
+    finished = folder.finished  # a file that changes opens the run again
+    others = [e for e in evaluations_of(folder) if e["label"] != evaluation["label"]]
+    ordered = [*others, evaluation] if deterministic else [evaluation, *others]
+    folder.write_json(EVALUATION, summary.document(ordered))
+    if finished:
         folder.finish()
-    return found
+    return evaluation
 
 
 def evaluations_of(folder: store.Run) -> list[dict[str, Any]]:

@@ -1,22 +1,26 @@
-"""A training job as plain data. Everything else (environment, configs, program) follows from it.
+"""A training job as plain data, and `prepare`d: with the environment and the configuration that follow from it.
 
-A constraint is text: `NAME:limit=15,safety=0.9` asks for Pr[C ≤ 15] ≥ 0.9 of the cost NAME, `NAME:mean=200` for E[C] ≤ 200.
+A constraint is text: `NAME:limit=15,safety=0.9` asks for Pr[C ≤ 15] ≥ 0.9 of the cost NAME, `NAME:mean=200` for
+E[C] ≤ 200.
 """
 
 import dataclasses
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tqpo.algorithms.presets import VARIANTS, preset
 from tqpo.algorithms.settings import Constraint, field_names, replace
-from tqpo.envs import Task, make
+from tqpo.envs import Task, TaskConfig, make
 from tqpo.envs.budget import Budget, Budgeted, unwrapped
 from tqpo.errors import ConfigError, StoreError, UnknownNameError
+from tqpo.evaluation.episodes import check_count
 from tqpo.host.reference import is_reference
+from tqpo.store import sealed
 from tqpo.training.program import Group
 from tqpo.types import Env, Spec
 
@@ -27,9 +31,10 @@ HOST_SELECTION_EPISODES = 64  # on the host, where episodes are dear
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What to train. `settings` are settings of the algorithm by name, `task_settings` of the task or the user's factory.
+    """What to train.
 
-    `task` is one of ours, `gym:ID` or `module:factory`; `cost_fn` is `module:function`. The last three fields are for
+    `task` is one of ours, `gym:ID` or `module:factory`; `cost_fn` is `module:function`. `settings` are those of the
+    algorithm by name, `task_settings` those of the task or the user's factory. The last three fields are for
     environments on the host.
     """
 
@@ -54,10 +59,8 @@ class Job:
             raise ConfigError(f"safety = {self.safety}: a probability strictly between 0 and 1, such as 0.9")
         if not (self.cost_limit >= 0 and math.isfinite(self.cost_limit)):
             raise ConfigError(f"cost_limit = {self.cost_limit}: a number that is not negative")
-        if self.steps < 1:
-            raise ConfigError(f"steps = {self.steps}: at least 1")
-        if self.snapshots < 1:
-            raise ConfigError(f"snapshots = {self.snapshots}: at least 1")
+        check_count("steps", self.steps)
+        check_count("snapshots", self.snapshots)
         if not self.seeds or len(set(self.seeds)) != len(self.seeds) or min(self.seeds) < 0:
             raise ConfigError(f"seeds = {self.seeds}: at least one, all different, none negative")
         if self.constraints and (self.safety, self.cost_limit) != (Job.safety, Job.cost_limit):
@@ -67,16 +70,16 @@ class Job:
 
     @property
     def base_algorithm(self) -> str:
+        """The algorithm that this one is, or is a variant of."""
         return VARIANTS.get(self.algo, (self.algo, {}))[0]
 
-    def env(self) -> Spec:
-        """The environment as the policy sees it, or what is known of one on the host."""
-        env = self.plain_env()
-        learner = self._config().learner
-        return observed(env, self.asked(), learner.end_at_limit) if learner.observe_budget else env
+    @property
+    def title(self) -> str:
+        """The algorithm, with its preset where that is not the usual one."""
+        return self.algo if self.preset == Job.preset else f"{self.algo} ({self.preset})"
 
-    def plain_env(self) -> Spec:
-        """The environment without its budget."""
+    def env(self) -> Spec:
+        """The environment, or what is known of one on the host."""
         if not is_reference(self.task):
             try:
                 return make(self.task, **self.task_settings)
@@ -87,80 +90,150 @@ class Job:
         hosting = Hosting(self.vector, float(self.env_timeout), self.env_restarts)
         return make_own(self.task, self.task_settings, self.cost_fn, hosting)
 
+    def prepare(self) -> "Prepared":
+        """The job with its environment and its configuration; imports and looks at an environment of the user's."""
+        env = self.env()
+        asked: dict[str, Any] = {"safety": self.safety, "cost_limit": self.cost_limit}
+        if self.constraints:
+            usual = preset(self.preset, self.algo).constraints[0]
+            asked = {"constraints": tuple(parse_constraint(text, env.cost_names, usual) for text in self.constraints)}
+        host = not isinstance(env, Env)
+        config = preset(self.preset, self.algo, host=host, **(asked | dict(self.settings)))
+        if "iterations" in field_names(config):
+            config = replace(config, iterations=math.ceil(self.steps / steps_of(config.learner)))
+        if config.learner.observe_budget:
+            env = observed(env, self.judged_by(config.constraints), config.learner.end_at_limit)
+        return Prepared(self, env, config, Group(env, self.base_algorithm, (config,) * len(self.seeds), self.seeds))
+
+    def judged_by(self, constraints: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
+        """The constraints by which a policy is judged: with `safety` and `cost_limit` a probability, even where the
+        algorithm bounds a mean."""
+        if self.constraints:
+            return constraints
+        return tuple(dataclasses.replace(c, kind="quantile") for c in constraints)
+
+    @staticmethod
+    def from_description(config: Mapping[str, Any]) -> "Job":
+        """The job that a `config.json` tells of. Fields that this version no longer has do not count."""
+        known = {field.name for field in dataclasses.fields(Job)}
+        try:
+            fields = {name: frozen(value) for name, value in config["job"].items() if name in known}
+            return Job(**fields)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise StoreError(f"config.json is not that of a training job: {error}") from None
+
+
+def prepared_of(config: Mapping[str, Any]) -> "Prepared":
+    """The job of a `config.json`, prepared. Settings that this version no longer has do not count."""
+    job = Job.from_description(config)
+    known = field_names(preset(job.preset, job.algo)) | {"cost_limit", "safety", "margin"}
+    settings = {name: value for name, value in job.settings.items() if name in known}
+    return dataclasses.replace(job, settings=settings).prepare()
+
+
+def frozen(value: Any) -> Any:
+    """A value as it was before JSON or TOML made lists of its tuples."""
+    if isinstance(value, Mapping):
+        return {name: frozen(x) for name, x in value.items()}
+    return tuple(map(frozen, value)) if isinstance(value, list) else value
+
+
+def seeds_of(seeds: int | Iterable[int], first: int = 0) -> tuple[int, ...]:
+    """So many seeds from the first on; or those that are listed."""
+    if isinstance(seeds, int):
+        return tuple(range(first, first + check_count("seeds", seeds)))
+    return tuple(seeds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A job with its environment and its configuration. All else follows from them."""
+
+    job: Job
+    env: Spec
+    config: Any
+    group: Group  # of its seeds
+
     @property
     def on_host(self) -> bool:
-        return is_reference(self.task) and not isinstance(self.plain_env(), Env)
+        return not isinstance(self.env, Env)
 
-    def config(self) -> Any:
-        config = self._config()
-        known = {"iterations": self._iterations(config)} if "iterations" in field_names(config) else {}
-        return replace(config, **known)
-
-    def _config(self) -> Any:
-        """The config of a training of unknown length."""
-        if not self.constraints:
-            given: dict[str, Any] = {"safety": self.safety, "cost_limit": self.cost_limit}
-        else:
-            usual = preset(self.preset, self.algo).constraints[0]
-            names = self.plain_env().cost_names
-            given = {"constraints": tuple(parse_constraint(text, names, usual) for text in self.constraints)}
-        return preset(self.preset, self.algo, host=self.on_host, **(given | dict(self.settings)))
-
-    def asked(self) -> tuple[Constraint, ...]:
-        """The constraints as a policy is judged by them. With `safety` and `cost_limit` that is a probability, whatever
-        the algorithm bounds in training."""
-        found = self._config().constraints
-        return found if self.constraints else tuple(dataclasses.replace(c, kind="quantile") for c in found)
-
-    def goal(self) -> str:
-        """The constraints in a few words."""
-        if not self.constraints:
-            return f"{self.safety:.0%}"
-        names = self.plain_env().cost_names
-        return ", ".join(say_constraint(c, names) for c in self.asked())
-
-    def group(self) -> Group:
-        return Group(self.env(), self.base_algorithm, (self.config(),) * len(self.seeds), self.seeds)
+    @property
+    def iteration_steps(self) -> int:
+        """Environment steps of one iteration of one run."""
+        return steps_of(self.config.learner)
 
     @property
     def iterations(self) -> int:
-        return self._iterations(self._config())
-
-    def _iterations(self, config: Any) -> int:
-        return math.ceil(self.steps / (config.learner.n_envs * config.learner.n_steps))
+        return iterations_of(self.describe())
 
     @property
     def snapshot_iterations(self) -> list[int]:
         """When snapshots are taken; the last is the end."""
         start = self.iterations * (1 - SNAPSHOT_SHARE)
-        return sorted({round(x) for x in np.linspace(start, self.iterations, self.snapshots + 1)[1:]})
+        return sorted({round(x) for x in np.linspace(start, self.iterations, self.job.snapshots + 1)[1:]})
 
     @property
     def selection_episodes(self) -> int:
         return HOST_SELECTION_EPISODES if self.on_host else SELECTION_EPISODES
 
+    @property
+    def asked(self) -> tuple[Constraint, ...]:
+        """The constraints by which a policy is judged."""
+        return self.job.judged_by(self.config.constraints)
+
+    @property
+    def goal(self) -> str:
+        """The constraints in a few words."""
+        if not self.job.constraints:
+            return f"{self.job.safety:.0%}"
+        return ", ".join(say_constraint(c, self.env.cost_names) for c in self.asked)
+
     def describe(self) -> dict[str, Any]:
         """As `config.json` keeps it: the job, and all that followed from it."""
-        derived = {"algorithm": dataclasses.asdict(self.config()), "task": describe_env(self.env())}
-        return {"job": dataclasses.asdict(self), "derived": derived}
+        derived = {"algorithm": dataclasses.asdict(self.config), "task": describe_env(self.env)}
+        return {"job": dataclasses.asdict(self.job), "derived": derived}
 
-    @staticmethod
-    def from_description(config: Mapping[str, Any]) -> "Job":
-        try:
-            fields = dict(config["job"])
-            lists = {name: tuple(fields.get(name, ())) for name in ("seeds", "constraints")}
-            return Job(**{**fields, **lists, **tuples(fields)})
-        except (KeyError, TypeError) as error:
-            raise StoreError(f"config.json is not that of a training job: {error}") from None
+    def matches(self, config: Mapping[str, Any]) -> bool:
+        """Whether a `config.json` tells of this job, and of what this version derives from it."""
+        task = dataclasses.asdict(TaskConfig()) if isinstance(unwrapped(self.env), Task) else {}
+        derived = {"algorithm": dataclasses.asdict(type(self.config)()), "task": task}
+        return agree(config, plain(self.describe()), plain({"job": dataclasses.asdict(Job()), "derived": derived}))
 
 
-def tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they were before JSON made lists of their tuples."""
+def iterations_of(config: Mapping[str, Any]) -> int:
+    """How many iterations the run of a `config.json` has."""
+    learner = config["derived"]["algorithm"]["learner"]
+    return math.ceil(config["job"]["steps"] / (learner["n_envs"] * learner["n_steps"]))
 
-    def fix(value: Any) -> Any:
-        return tuple(fix(x) for x in value) if isinstance(value, list) else value
 
-    return {name: {k: fix(v) for k, v in fields.get(name, {}).items()} for name in ("settings", "task_settings")}
+def together(jobs: Sequence[Prepared]) -> Group:
+    """The runs of several jobs that one program can train."""
+    first = jobs[0].group
+    pairs = [(config, seed) for p in jobs for config, seed in zip(p.group.configs, p.group.seeds, strict=True)]
+    return Group(first.env, first.algorithm, *zip(*pairs, strict=True))
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON gives it back."""
+    return json.loads(sealed.encode(value))
+
+
+def agree(old: Any, new: Any, defaults: Any = None) -> bool:
+    """Whether settings from a file are those of now. One that is gone does not count; one that the file is too old to
+    have counts as its default."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        usual = defaults if isinstance(defaults, dict) else {}
+        return all(agree(old.get(name, usual.get(name)), value, usual.get(name)) for name, value in new.items())
+    if isinstance(old, list) and isinstance(new, list):
+        usual = defaults[0] if isinstance(defaults, list) and defaults else None  # of each entry
+        return len(old) == len(new) and all(agree(a, b, usual) for a, b in zip(old, new, strict=True))
+    return old == new
+
+
+def steps_of(learner: Any) -> int:
+    """Environment steps of one iteration of one run."""
+    return learner.n_envs * learner.n_steps
 
 
 def observed(env: Spec, constraints: tuple[Constraint, ...], ends: bool = False) -> Budgeted:

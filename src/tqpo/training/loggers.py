@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tqpo import store
-from tqpo.training.job import Job
-from tqpo.training.progress import View
+from tqpo.training.job import Prepared
+from tqpo.training.progress import Say
 
 FLUSH_EVERY = 10.0  # s; a flush waits for the disk
 
@@ -45,54 +45,51 @@ class EventFile:
         self._file.close()
 
 
-class Sinks:
+class Loggers:
     """One that fails is dropped with a message; training goes on."""
 
-    def __init__(self, folder: store.Run, job: Job, step: int, wandb_project: str | None, view: View):
-        self.job, self.view = job, view
-        self.writers: dict[str, Any] = {}
+    def __init__(self, folder: store.Run, prepared: Prepared, step: int, wandb_project: str | None, say: Say):
+        self.seeds, self.say = prepared.job.seeds, say
+        self.writers: list[EventFile] = []  # one per seed
         self.wandb: Any = None
         with self.forgiving("TensorBoard"):
-            for seed in job.seeds:
-                self.writers[f"seed-{seed}"] = EventFile(folder.path(f"events/seed-{seed}"), step + 1 if step else None)
+            purge = step + 1 if step else None
+            self.writers = [EventFile(folder.path(f"events/seed-{seed}"), purge) for seed in self.seeds]
         if wandb_project:
             with self.forgiving("Weights & Biases"):
                 import wandb  # pyright: ignore[reportMissingImports]
 
-                self.wandb = wandb.init(project=wandb_project, config=job.describe(), resume="allow", id=folder.id)
+                self.wandb = wandb.init(project=wandb_project, config=prepared.describe(), resume="allow", id=folder.id)
 
     @contextlib.contextmanager
     def forgiving(self, name: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            self.view.say(f"[yellow]{name} failed and is left out from here on:[/] {error}")
-            self.writers = {} if name == "TensorBoard" else self.writers
-            self.wandb = None if name != "TensorBoard" else self.wandb
+            self.say(f"[yellow]{name} failed and is left out from here on:[/] {error}")
+            if name == "TensorBoard":
+                self.writers = []
+            else:
+                self.wandb = None
 
     def write(self, step: int, metrics: Mapping[str, np.ndarray]) -> None:
-        last = {name: np.asarray(x[-1], float).reshape(len(self.job.seeds), -1) for name, x in metrics.items()}
-        scalars = [
-            {
-                name if x.shape[1] == 1 else f"{name}/{k}": float(x[i, k])
-                for name, x in last.items()
-                for k in range(x.shape[1])
-            }
-            for i in range(len(self.job.seeds))
-        ]
+        """The last iteration of a chunk's metrics; of several entries each has a name of its own."""
+        scalars: list[dict[str, float]] = [{} for _ in self.seeds]
+        for name, x in metrics.items():
+            for row, values in zip(scalars, np.asarray(x[-1], float).reshape(len(self.seeds), -1), strict=True):
+                names = [name] if len(values) == 1 else [f"{name}/{k}" for k in range(len(values))]
+                row.update(zip(names, values.tolist(), strict=True))
         with self.forgiving("TensorBoard"):
-            for writer, values in zip(self.writers.values(), scalars, strict=False):
-                writer.scalars(step, values)
+            for writer, row in zip(self.writers, scalars, strict=False):
+                writer.scalars(step, row)
         if self.wandb is not None:
             with self.forgiving("Weights & Biases"):
-                named = {
-                    f"seed-{s}/{k}": v for s, row in zip(self.job.seeds, scalars, strict=True) for k, v in row.items()
-                }
-                self.wandb.log(named, step=step)
+                by_seed = zip(self.seeds, scalars, strict=True)
+                self.wandb.log({f"seed-{seed}/{k}": v for seed, row in by_seed for k, v in row.items()}, step=step)
 
     def close(self) -> None:
         with self.forgiving("TensorBoard"):
-            for writer in self.writers.values():
+            for writer in self.writers:
                 writer.close()
         if self.wandb is not None:
             with self.forgiving("Weights & Biases"):

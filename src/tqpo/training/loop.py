@@ -1,34 +1,36 @@
-"""A training job from its first step to its chosen policies: folder, live view, checkpoints, signals.
+"""The training loop of every command, `drive`; and a job from its first step to its chosen policies.
 
-`config.json` keeps the `Job` and all that was derived from it, so that a job that is resumed can be held against the one that was
-begun. Environments on the host begin anew when a run is resumed.
+`config.json` keeps the `Job` and all that was derived from it, so that a resumed job can be compared with the one that
+was begun. Environments on the host begin anew when a run is resumed.
 """
 
 import contextlib
 import dataclasses
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 from rich.markup import escape
 
 from tqpo import store
 from tqpo.errors import ConfigError, Interrupted, TqpoError
+from tqpo.evaluation.episodes import check_count
 from tqpo.training.choose import choose_policies
-from tqpo.training.job import Job
-from tqpo.training.loggers import Sinks
+from tqpo.training.job import Job, Prepared, prepared_of
+from tqpo.training.loggers import Loggers
 from tqpo.training.policies import policies_of
 from tqpo.training.program import Chunk, Group, Metrics, NonFiniteError, init_group, run
-from tqpo.training.progress import View
+from tqpo.training.progress import RunProgress, Say
 from tqpo.types import PyTree
 
 CHECKPOINTS_KEPT = 3
 FAULTS = "faults.txt"  # reports of environments on the host that were restarted
 
-Callback = Callable[[int, Metrics], Any]  # iterations done, metrics [iterations, runs, …] of the last chunk; True: stop
+# Both take the iterations done, and end training if they return True.
+Callback = Callable[[int, Metrics], Any]  # the metrics [iterations, runs, …] of the last chunk
+Watch = Callable[[int, Chunk], Any]
 
 
 @contextlib.contextmanager
@@ -54,97 +56,108 @@ def listening() -> Iterator[list[int]]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Host:
-    """How a job is run, none of which changes its result, but for a callback that stops it."""
+class Options:
+    """How a job is run. None of it changes the result, except a callback that stops training."""
 
     quiet: bool = False
-    chunk: int | None = None  # iterations between two looks of the host; None: 1 on a CPU, 8 on a GPU
-    checkpoint_every: int = 20  # iterations
-    max_skips: int = 50  # updates in a row that are not finite, before a run stops
+    chunk: int | None = None  # iterations in one call of the program; None: 1 on a CPU, 8 on a GPU
+    checkpoint_every: int | None = 20  # iterations; None: only when a signal ends training
+    max_skips: int | None = 50  # updates in a row that are not finite, before training stops; None: it never does
     wandb: str | None = None  # a Weights & Biases project
     callback: Callback | None = None
 
     def __post_init__(self) -> None:
-        if self.checkpoint_every < 1:
-            raise ConfigError(f"checkpoint_every = {self.checkpoint_every}: at least 1")
+        if self.checkpoint_every is not None:
+            check_count("checkpoint_every", self.checkpoint_every)
 
     @property
     def chunk_length(self) -> int:
         return self.chunk or (1 if jax.default_backend() == "cpu" else 8)
 
+    def checkpoint_due(self, before: int, now: int, last: int) -> bool:
+        """Whether a checkpoint belongs between these iterations, or to the last of all."""
+        every = self.checkpoint_every
+        return every is not None and (now // every > before // every or now >= last)
 
-def train(job: Job, out: str | os.PathLike, host: Host | None = None) -> store.Run:
+
+class Position(NamedTuple):
+    """Where the training of a group stands."""
+
+    state: PyTree  # [runs, …]
+    iteration: int = 0
+
+
+def train(job: Job, out: str | os.PathLike, options: Options | None = None) -> store.Run:
     """Trains a job into a new folder. Returns the run, open for writing, its policies saved."""
-    group = job.group()  # a wrong setting is an error before there is a folder
-    folder = store.create(out, job.describe())
-    return _train(job, group, folder, init_group(group), 0, host or Host())
+    prepared = job.prepare()  # a wrong setting is an error before there is a folder
+    folder = store.create(out, prepared.describe())
+    return train_job(prepared, folder, Position(init_group(prepared.group)), options or Options())
 
 
-def resume(path: str | os.PathLike, host: Host | None = None) -> store.Run:
-    """Goes on with a job where its last good checkpoint left it."""
+def resume(path: str | os.PathLike, options: Options | None = None) -> store.Run:
+    """Goes on with a job from its last good checkpoint."""
     folder = store.open_run(path, write=True)
-    job = Job.from_description(folder.config)
-    if not agree(plain(job.describe()), plain(folder.config)):
-        folder.close()
-        raise ConfigError(
-            f"{folder.folder} was begun with other settings than this version derives from its config.json"
-        )
     try:
-        group = job.group()
-        state = init_group(group)
-        found = folder.resume(state)
+        prepared = prepared_of(folder.config)
+        if not prepared.matches(folder.config):
+            raise ConfigError(
+                f"{folder.folder} was begun with other settings than this version derives from its config.json"
+            )
+        position = last_position(folder, prepared.group)
     except BaseException:
         folder.close()
         raise
-    state, iteration = (found[0], int(found[1]["iteration"])) if found else (state, 0)
-    return _train(job, group, folder, state, iteration, host or Host())
+    return train_job(prepared, folder, position, options or Options())
 
 
-def agree(derived: Any, begun: Any) -> bool:
-    """Whether two settings are the same where both have them; a version may have dropped some and added others."""
-    if isinstance(derived, dict) and isinstance(begun, dict):
-        return all(agree(derived[name], begun[name]) for name in derived.keys() & begun.keys())
-    return derived == begun
+def last_position(folder: store.Run, group: Group) -> Position:
+    """The last good checkpoint; the start if there is none."""
+    start = init_group(group)
+    last = folder.resume(start)
+    return Position(last[0], int(last[1]["iteration"])) if last else Position(start)
 
 
-def plain(value: Any) -> Any:
-    """A value as JSON would give it back."""
-    if isinstance(value, Mapping):
-        return {k: plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
-    return value if isinstance(value, str | bool | type(None)) else float(value)
+def train_job(prepared: Prepared, folder: store.Run, position: Position, options: Options) -> store.Run:
+    """Trains one job, with a live view, loggers and snapshots; then chooses its policies."""
+    job = prepared.job
+    title = f"{job.algo} on {job.task}, {prepared.goal}{'' if job.constraints else ' safe'}"
+    progress = RunProgress(title, job.seeds, prepared.iterations, prepared.asked, options.quiet)
+    loggers = Loggers(folder, prepared, position.iteration * prepared.iteration_steps, options.wandb, progress.say)
+
+    def watch(iteration: int, chunk: Chunk) -> bool:
+        report_faults(folder, chunk.faults, progress.say)
+        loggers.write(iteration * prepared.iteration_steps, chunk.metrics)
+        progress.update(iteration, chunk.metrics)
+        for moment in prepared.snapshot_iterations:
+            if iteration - chunk.length < moment <= iteration:
+                folder.save_snapshot(moment, policies_of(chunk.state))
+        return options.callback is not None and bool(options.callback(iteration, chunk.metrics))
+
+    with contextlib.closing(loggers), progress:
+        last = drive(prepared.group, prepared.iterations, folder, position, options, watch)
+    choose_policies(folder, prepared, policies_of(last.state), last.iteration, progress.say)
+    return folder
 
 
-def _train(job: Job, group: Group, folder: store.Run, state: PyTree, done: int, host: Host) -> store.Run:
+def drive(
+    group: Group, iterations: int, folder: store.Run, position: Position, options: Options, watch: Watch
+) -> Position:
+    """Trains a group into a folder, up to so many iterations in all. Returns where it ends.
+
+    Each chunk goes to `metrics.csv` and to `watch`, which may end training. A signal ends it with a checkpoint.
+    """
+    state, done = position
     learner = group.configs[0].learner
-    per_iteration = learner.n_envs * learner.n_steps
-    title = f"{job.algo} on {job.task}, {job.goal()}{'' if job.constraints else ' safe'}"
-    view = View(title, job.seeds, job.iterations, job.asked(), host.quiet)
-    sinks = Sinks(folder, job, done * per_iteration, host.wandb, view)
-    clock, last = time.monotonic(), done
-
-    def save(iteration: int, state: PyTree) -> None:
-        folder.save_checkpoint(state, {"step": iteration * per_iteration, "iteration": iteration}, CHECKPOINTS_KEPT)
+    steps = learner.n_envs * learner.n_steps
 
     def on_chunk(chunk: Chunk) -> bool:
-        nonlocal clock, last
-        length = len(chunk.metrics["steps"])
-        last = iteration = done + chunk.iteration
-        report_faults(folder, view, chunk.faults)
-        rows = store.rows_of_chunk(chunk.metrics, job.seeds, iteration - length, per_iteration)
-        folder.append_metrics(rows)
-        sinks.write(iteration * per_iteration, chunk.metrics)
-        now = time.monotonic()
-        view.update(iteration, chunk.metrics, now - clock)
-        clock = now
-        for moment in job.snapshot_iterations:
-            if iteration - length < moment <= iteration:
-                folder.save_snapshot(moment, policies_of(chunk.state))
-        crossed = iteration // host.checkpoint_every > (iteration - length) // host.checkpoint_every
-        stop = host.callback is not None and bool(host.callback(iteration, chunk.metrics))
-        if crossed or heard or stop or iteration >= job.iterations:
-            save(iteration, chunk.state)
+        iteration = done + chunk.iteration
+        before = iteration - chunk.length
+        folder.append_metrics(store.rows_of_chunk(chunk.metrics, group.seeds, before, steps))
+        stop = bool(watch(iteration, chunk))
+        if heard or stop or options.checkpoint_due(before, iteration, iterations):
+            meta = {"step": iteration * steps, "iteration": iteration}
+            folder.save_checkpoint(chunk.state, meta, CHECKPOINTS_KEPT)
         if heard:
             raise Interrupted(
                 heard[0], f"stopped after iteration {iteration}; go on with: tqpo train --resume {folder.folder}"
@@ -152,21 +165,19 @@ def _train(job: Job, group: Group, folder: store.Run, state: PyTree, done: int, 
         return stop
 
     try:
-        with view, listening() as heard:
-            if done < job.iterations:
-                state, _ = run(group, job.iterations - done, host.chunk_length, on_chunk, state, host.max_skips)
+        with listening() as heard:
+            if done < iterations:
+                state, metrics = run(group, iterations - done, options.chunk_length, on_chunk, state, options.max_skips)
+                return Position(state, done + len(metrics["steps"]))
     except NonFiniteError as error:
-        raise _bundle(folder, error) from error
+        raise bundle(folder, error) from error
     except BaseException:
         folder.close()
         raise
-    finally:
-        sinks.close()
-    choose_policies(folder, job, group, policies_of(state), last, view)
-    return folder
+    return position
 
 
-def report_faults(folder: store.Run, view: View, reports: tuple[str, ...]) -> None:
+def report_faults(folder: store.Run, reports: tuple[str, ...], say: Say) -> None:
     """A line to read now, the traceback in a file."""
     if not reports:
         return
@@ -174,16 +185,16 @@ def report_faults(folder: store.Run, view: View, reports: tuple[str, ...]) -> No
     before = path.read_text() if path.exists() else ""
     folder.write_file(FAULTS, (before + "\n\n".join([*reports, ""])).encode())
     for report in reports:
-        view.say(f"[yellow]restarted[/] {escape(report.splitlines()[0])} (more in {path})")
+        say(f"[yellow]restarted[/] {escape(report.splitlines()[0])} (more in {path})")
 
 
-def _bundle(folder: store.Run, error: NonFiniteError) -> TqpoError:
+def bundle(folder: store.Run, error: NonFiniteError) -> TqpoError:
     """Leaves what reproduces a failed run in the folder; the error that says where."""
     for failure in error.failures:
-        name = f"failure/seed-{failure.run.seed}"
+        name = f"failure/seed-{failure.seed}"
         arrays, _ = store.pack(failure.state)
         folder.write_file(f"{name}.safetensors", arrays)
-        facts = {"seed": failure.run.seed, "iteration": failure.iteration, "iterations": failure.iterations}
+        facts = {"seed": failure.seed, "iteration": failure.iteration, "iterations": failure.iterations}
         folder.write_json(f"{name}.json", facts | {"error": str(error)})
     folder.close()
     return TqpoError(f"{error}; what reproduces it is in {folder.folder / 'failure'}")

@@ -8,11 +8,10 @@ import equinox as eqx
 import jax
 
 from tqpo import networks, store
-from tqpo.errors import StoreError
+from tqpo.errors import ConfigError, StoreError
 from tqpo.evaluation.episodes import ActorPolicy
 from tqpo.maths.normalize import Moments
-from tqpo.training.job import Job
-from tqpo.training.program import Group
+from tqpo.training.job import Prepared
 from tqpo.types import Env, PyTree, Spec
 
 
@@ -21,15 +20,12 @@ def policies_of(state: PyTree) -> ActorPolicy:
     return ActorPolicy(state.learner.network.actor, state.learner.moments)
 
 
-def save_policies(folder: store.Run, job: Job, group: Group, policies: ActorPolicy, chosen: list) -> None:
+def save_policies(folder: store.Run, prepared: Prepared, policies: ActorPolicy, chosen: list) -> None:
     """The policies of all seeds with their frozen normalisers, [runs, …], in one file."""
-    description = {
-        "network": dataclasses.asdict(group.configs[0].learner.network),
-        "obs_size": group.env.obs_size,
-        "action_size": group.env.action_size,
-        "discrete": group.env.discrete,
-        "action": action_form(group.env),
-        "seeds": list(job.seeds),
+    description = {name: getattr(prepared.env, name) for name in ("obs_size", "action_size", "discrete")} | {
+        "network": dataclasses.asdict(prepared.config.learner.network),
+        "action": action_form(prepared.env),
+        "seeds": list(prepared.job.seeds),
         "chosen": chosen,
     }
     folder.save_policy(policies, description)
@@ -67,3 +63,12 @@ def load_policies(folder: store.Run) -> dict[int, ActorPolicy]:
     _, description = folder.load_policy()
     stacked, description = folder.load_policy(template(description))
     return {seed: jax.tree.map(lambda x, i=i: x[i], stacked) for i, seed in enumerate(description["seeds"])}
+
+
+def load_policy(folder: store.Run, seed: int | None = None) -> tuple[int, ActorPolicy]:
+    """The policy of one seed, by default the first, and which seed that is."""
+    policies = load_policies(folder)
+    seed = next(iter(policies)) if seed is None else seed
+    if seed not in policies:
+        raise ConfigError(f"seed = {seed}: this run has {', '.join(map(str, policies))}")
+    return seed, policies[seed]

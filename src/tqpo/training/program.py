@@ -1,18 +1,14 @@
 """Training as one compiled program: `jit(scan(vmap(update)))`, in chunks between which the host is free.
 
-A *run* is an environment, an algorithm, a config and a seed. Runs whose structure agrees form a `Group`: one program
-trains all of them, whatever their seeds, levels, limits, gains or tilts. All randomness of a run comes from its own seed, so
-it is the same run alone or in a group, up to the order of floating-point sums.
-
-Environments on the host are collected from in Python (`collecting`), one iteration to a chunk.
-
-This module neither prints nor writes: `run` hands every chunk to a callback.
+One program trains all runs of a `Group`, whatever their seeds, levels, limits, gains or tilts. All randomness of a run
+comes from its own seed, so it is the same alone or in a group, up to the order of floating-point sums. Environments on
+the host are collected from in Python (`collector`), one iteration to a chunk. This module neither prints nor writes.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,16 +22,9 @@ from tqpo.types import Env, PyTree, Spec
 Metrics = dict[str, np.ndarray]  # name → [iterations, runs, …]
 
 
-class Run(NamedTuple):
-    env: Spec
-    algorithm: str
-    config: Any
-    seed: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Runs that one program can train: run i has configs[i] and seeds[i]."""
+    """Runs that one program can train: run i has configs[i] and seeds[i]. The configs agree in structure."""
 
     env: Spec
     algorithm: str
@@ -43,20 +32,16 @@ class Group:
     seeds: tuple[int, ...]
 
     def __post_init__(self):
-        if len(self.configs) != len(self.seeds) or not self.configs:
-            raise ConfigError(
-                f"{len(self.configs)} configs and {len(self.seeds)} seeds: a group needs one of each per run"
-            )
+        counts = len(self.configs), len(self.seeds)
+        if counts[0] != counts[1] or not self.configs:
+            raise ConfigError("{} configs and {} seeds: a group needs one of each per run".format(*counts))
         for config in self.configs:
             algorithms.get(self.algorithm).check(config, self.env)
         if len({jax.tree.structure(config) for config in self.configs}) > 1:
-            raise ConfigError("configs of one group must agree in structure; `group_runs` sorts runs into groups")
+            raise ConfigError("configs of one group must agree in structure: all but their numbers must be equal")
 
     def __len__(self) -> int:
         return len(self.seeds)
-
-    def run(self, i: int) -> Run:
-        return Run(self.env, self.algorithm, self.configs[i], self.seeds[i])
 
 
 class Chunk(NamedTuple):
@@ -67,11 +52,17 @@ class Chunk(NamedTuple):
     metrics: Metrics  # of this chunk
     faults: tuple[str, ...] = ()  # reports of environments on the host that were restarted
 
+    @property
+    def length(self) -> int:
+        """Iterations of this chunk."""
+        return len(self.metrics["steps"])
+
 
 class Failure(NamedTuple):
-    """All that is needed to see a run fail again: start `state` with `run.config` for `iterations`."""
+    """All that is needed to see a run fail again: start `state` with `config` for `iterations`."""
 
-    run: Run
+    seed: int
+    config: Any
     place: int  # in its group
     state: PyTree  # of this run, before the chunk in which it failed
     iteration: int  # of that state
@@ -82,33 +73,12 @@ class Failure(NamedTuple):
 class NonFiniteError(TqpoError, ArithmeticError):
     """Too many updates in a row had a loss or gradient that is not finite."""
 
-    def __init__(self, failures: list[Failure], chunk: Chunk):
-        self.failures = failures
-        self.chunk = chunk  # the state after it, for those who go on with the other runs
-        names = ", ".join(f"seed {f.run.seed} (run {f.place})" for f in failures)
+    def __init__(self, algorithm: str, failures: list[Failure]):
+        self.failures, first = failures, failures[0]
+        names = ", ".join(f"seed {f.seed} (run {f.place})" for f in failures)
         worst = max(int(f.metrics["skipped_in_a_row"].max()) for f in failures)
-        super().__init__(
-            f"{failures[0].run.algorithm}: {names}: {worst} updates in a row were not finite, within the "
-            f"{failures[0].iterations} iterations after iteration {failures[0].iteration}"
-        )
-
-
-def group_runs(runs: Iterable[Run]) -> list[Group]:
-    """Runs sorted into as few groups as their structure allows, in order of first appearance."""
-    groups: dict[Any, list[Run]] = {}
-    for run in runs:
-        structure = (run.env, run.algorithm, jax.tree.structure(run.config))
-        groups.setdefault(structure, []).append(run)
-    return [
-        Group(members[0].env, members[0].algorithm, *zip(*((r.config, r.seed) for r in members), strict=True))
-        for members in groups.values()
-    ]
-
-
-def product(env: Spec, algorithm: str, configs: Sequence[Any], seeds: Sequence[int]) -> Group:
-    """Every config with every seed."""
-    pairs = [(config, seed) for config in configs for seed in seeds]
-    return Group(env, algorithm, *zip(*pairs, strict=True))
+        when = f"within the {first.iterations} iterations after iteration {first.iteration}"
+        super().__init__(f"{algorithm}: {names}: {worst} updates in a row were not finite, {when}")
 
 
 def stack_configs(configs: Sequence[Any]) -> Any:
@@ -196,7 +166,8 @@ def run(
         state, configs = jax.device_put((state, configs), spread)
     with _on_host(group, state) as collector:
         while done < iterations:
-            length = min(chunk, iterations - done) if collector is None else 1
+            whole = collector is None and iterations - done >= chunk
+            length = chunk if whole else 1  # the rest in single steps: no third program is compiled
             before = state
             program = collector or make_chunk(group.env, group.algorithm, length, max_skips is None, devices)
             state, metrics = program(state, configs)
@@ -212,7 +183,7 @@ def run(
 
 
 def _on_host(group: Group, state: PyTree) -> contextlib.AbstractContextManager[Any]:
-    """What collects the batches of a group whose environments live on the host; None of one in JAX, whose program does."""
+    """What collects the batches of environments on the host; None in JAX, where the program does."""
     if isinstance(group.env, Env):
         return contextlib.nullcontext()
     from tqpo.training.collector import Collector
@@ -223,34 +194,17 @@ def _on_host(group: Group, state: PyTree) -> contextlib.AbstractContextManager[A
 
 
 def check_finite(group: Group, before: PyTree, chunk: Chunk, max_skips: int) -> None:
-    """Raises if a run of the chunk skipped more than `max_skips` updates in a row; `before` is the state it began with."""
-    worst = chunk.metrics["skipped_in_a_row"].max(0)  # [runs]
-    failed = np.flatnonzero(worst > max_skips)
-    if failed.size:
-        length = len(chunk.metrics["skipped_in_a_row"])
-        raise NonFiniteError(
-            [
-                Failure(
-                    group.run(i),
-                    i,
-                    take_run(before, i),
-                    chunk.iteration - length,
-                    length,
-                    {name: x[:, i] for name, x in chunk.metrics.items()},
-                )
-                for i in failed.tolist()
-            ],
-            chunk,
-        )
+    """Raises if a run skipped more than `max_skips` updates in a row; `before` is the state the chunk began with."""
+    failed = np.flatnonzero(chunk.metrics["skipped_in_a_row"].max(0) > max_skips)  # of [runs]
+    when = chunk.iteration - chunk.length, chunk.length
+    failures = []
+    for i in failed.tolist():
+        metrics = {name: x[:, i] for name, x in chunk.metrics.items()}
+        failures.append(Failure(group.seeds[i], group.configs[i], i, take_run(before, i), *when, metrics))
+    if failures:
+        raise NonFiniteError(group.algorithm, failures)
 
 
 def take_run(state: PyTree, i: int) -> PyTree:
     """The state of one run of a group."""
     return jax.tree.map(lambda x: x[i], state)
-
-
-def take_runs(group: Group, state: PyTree, indices: Sequence[int]) -> tuple[Group, PyTree]:
-    """Some runs of a group, with their state: to go on without the others."""
-    at = np.asarray(indices)
-    smaller = Group(group.env, group.algorithm, tuple(group.configs[i] for i in at), tuple(group.seeds[i] for i in at))
-    return smaller, jax.tree.map(lambda x: x[at], state)

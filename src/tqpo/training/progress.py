@@ -1,56 +1,56 @@
-"""What a person sees while a job trains: a live table in a terminal, plain lines elsewhere, nothing when quiet."""
+"""What a person sees while a run trains: a live table in a terminal, plain lines elsewhere, nothing when quiet."""
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
+from rich import progress as bars
 from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from tqpo.algorithms.settings import Constraint
 
-ROWS = 12  # runs shown one by one
+ROWS = 12  # seeds shown one by one
 LINE_EVERY = 5.0  # s between plain lines
 
+Say = Callable[[str], Any]  # shows a line
 
-class View:
-    """Shows a group of runs; used as a context manager."""
+
+class RunProgress:
+    """Shows the seeds of one run; used as a context manager."""
 
     def __init__(
         self, title: str, seeds: Sequence[int], iterations: int, constraints: Sequence[Constraint], quiet: bool
     ):
         self.title, self.seeds, self.iterations, self.constraints = escape(title), list(seeds), iterations, constraints
         self.console = Console(quiet=quiet, stderr=False)
-        self.started = self.last_line = time.monotonic()
-        self.first_iteration: int | None = None
-        self.rate = 0.0
-        self.finished = np.zeros(len(self.seeds))  # episodes of each run
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+        self.clock = self.last_line = time.monotonic()
+        self.chunks, self.rate = 0, 0.0  # the rate in steps per second
+        self.finished = np.zeros(len(self.seeds))  # episodes of each seed
+        self.progress = bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(bar_width=None),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[rate]}"),
+            bars.TimeElapsedColumn(),
+            bars.TextColumn("left"),
+            bars.TimeRemainingColumn(),
             console=self.console,
             expand=True,
         )
         self.bar = self.progress.add_task(self.title, total=iterations, rate="compiling …")
         self.live: Live | None = None
 
-    def __enter__(self) -> "View":
+    def __enter__(self) -> Self:
         if self.console.is_terminal:
             self.live = Live(self.progress, console=self.console, refresh_per_second=4)
             self.live.__enter__()
         else:
-            self.say(
-                f"{self.title}: {self.iterations} iterations, {len(self.seeds)} run{'s' * (len(self.seeds) > 1)}; compiling …"
-            )
+            runs = f"{len(self.seeds)} run{'s' * (len(self.seeds) > 1)}"
+            self.say(f"{self.title}: {self.iterations} iterations, {runs}; compiling …")
         return self
 
     def __exit__(self, *problem: Any) -> None:
@@ -61,26 +61,24 @@ class View:
         """A line above the live part."""
         self.console.print(text, highlight=False, soft_wrap=True)
 
-    def update(self, iteration: int, metrics: dict[str, np.ndarray], seconds: float) -> None:
-        """After a chunk: its metrics [iterations, runs, …] and how long it took."""
-        compiled = self.first_iteration is not None
-        if not compiled:
-            self.first_iteration = iteration
-        steps = float(metrics["steps"].sum())
-        fresh = steps / max(seconds, 1e-9)
-        self.rate = fresh if self.rate == 0.0 or not compiled else 0.8 * self.rate + 0.2 * fresh
+    def update(self, iteration: int, metrics: dict[str, np.ndarray]) -> None:
+        """After a chunk, with its metrics [iterations, runs, …]."""
+        now = time.monotonic()
+        rate = float(metrics["steps"].sum()) / max(now - self.clock, 1e-9)
+        self.chunks, self.clock = self.chunks + 1, now
+        self.rate = rate if self.chunks <= 2 else 0.8 * self.rate + 0.2 * rate  # the first chunk is mostly compilation
         self.finished += metrics["episodes"].sum(0)
         shown = {name: metrics[name][-1] for name in COLUMNS if name in metrics}
         last = {name: x if name == "multiplier" else self.known(x) for name, x in shown.items()}
         self.progress.update(self.bar, completed=iteration, rate=f"{self.rate:,.0f} steps/s")
         if self.live is not None:
             self.live.update(Group(self.progress, self.table(last)))
-        elif time.monotonic() - self.last_line > LINE_EVERY or iteration >= self.iterations:
-            self.last_line = time.monotonic()
+        elif now - self.last_line > LINE_EVERY or iteration >= self.iterations:
+            self.last_line = now
             self.say(self.line(iteration, last))
 
     def known(self, values: np.ndarray) -> np.ndarray:
-        """NaN where a run has no episode yet."""
+        """NaN where a seed has no episode yet."""
         return np.where((self.finished > 0).reshape(-1, *[1] * (np.ndim(values) - 1)), values, np.nan)
 
     def line(self, iteration: int, last: dict[str, np.ndarray]) -> str:

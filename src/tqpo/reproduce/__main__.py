@@ -7,25 +7,24 @@ import argparse
 import json
 import pathlib
 import sys
-from typing import Any
 
 from tqpo.provenance import provenance
-from tqpo.reproduce.cells import write
+from tqpo.reproduce.cells import read, write
 
 OF_THE_MOMENT = {"group", "provenance"}  # when and how fast; all else must agree
 
 
 def differences(first: pathlib.Path, second: pathlib.Path) -> dict[str, list[str]]:
     """Cells of either folder → the keys in which they differ; ["missing"] for one that only one folder has."""
-    found: dict[str, list[str]] = {}
+    differing: dict[str, list[str]] = {}
     names = {p.name for folder in (first, second) for p in folder.glob("*-*.json")}
     for name in sorted(names):
         if not ((first / name).exists() and (second / name).exists()):
-            found[name] = ["missing"]
+            differing[name] = ["missing"]
             continue
         a, b = (json.loads((folder / name).read_text()) for folder in (first, second))
-        found[name] = sorted(k for k in (set(a) | set(b)) - OF_THE_MOMENT if a.get(k) != b.get(k))
-    return found
+        differing[name] = sorted(k for k in (set(a) | set(b)) - OF_THE_MOMENT if a.get(k) != b.get(k))
+    return differing
 
 
 def main() -> None:
@@ -34,16 +33,14 @@ def main() -> None:
     parser.add_argument("second", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, help="write the comparison as JSON")
     given = parser.parse_args()
-    found = differences(given.first, given.second)
-    same = bool(found) and not any(found.values())
-    for name, keys in found.items():
+    differing = differences(given.first, given.second)
+    same = bool(differing) and not any(differing.values())
+    for name, keys in differing.items():
         print(f"{name}: {'the same' if not keys else 'differs in ' + ', '.join(keys)}")
     if given.out:
-        settings: dict[str, Any] = {}
-        for name in found:
-            if (given.first / name).exists():
-                settings[name] = json.loads((given.first / name).read_text())["settings"]
-        write(given.out, {"same": same, "differences": found, "settings": settings, "provenance": provenance()})
+        cells = {name: read(given.first / name) for name in differing}
+        settings = {name: cell["settings"] for name, cell in cells.items() if cell}
+        write(given.out, {"same": same, "differences": differing, "settings": settings, "provenance": provenance()})
     sys.exit(0 if same else 1)
 
 

@@ -1,0 +1,178 @@
+"""Groups of cells that one program trains, as processes: several at once, each with a line in one progress table.
+
+Each group has a process of its own: its memory on the device is free when it ends, and XLA can be told, before it
+starts, to choose the same kernels every time. So the same command on the same hardware gives the same numbers.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from tqpo import store
+from tqpo.errors import StoreError, TqpoError
+from tqpo.evaluation.episodes import ActorPolicy, run_episodes
+from tqpo.provenance import provenance
+from tqpo.reproduce.cells import Plan, metrics_of, policy_folder, read, result_of, summary, write
+from tqpo.reproduce.judge import Judge
+from tqpo.reproduce.paper import Cell
+from tqpo.store.run import MANIFEST
+from tqpo.sweep.cluster import Runner
+from tqpo.sweep.progress import JobsProgress
+from tqpo.sweep.work import when_free
+from tqpo.training import loop
+from tqpo.training.evaluations import evaluation_key
+from tqpo.training.job import agree, plain, together
+from tqpo.training.policies import policies_of, save_policies
+from tqpo.training.program import Chunk, Group, init_group, take_run
+
+REPEATABLE = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+GROUPS = ".groups"
+PARTIAL_EVERY = 5  # chunks between two writings of what is known so far
+
+
+def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:
+    """Runs every group that is not done, and judges what was not judged. Returns the files of all cells.
+
+    `runner` runs tasks, here (`cluster.run_local`) or elsewhere (`cluster.run_tasks`), about `jobs` of them at a time.
+    """
+    groups = {name_of(cells): cells for cells in plan.groups()}
+    folders = {name: group_folder(plan, name) for name in groups}
+    os.environ["XLA_FLAGS"] = " ".join(x for x in (os.environ.get("XLA_FLAGS"), REPEATABLE) if x)
+    begun = time.perf_counter()
+    tasks = [(name, run_group, (plan, cells)) for name, cells in groups.items()]
+    judge = Judge(plan, max(1, (os.cpu_count() or 1) - jobs))
+    with contextlib.closing(judge), JobsProgress(folders) as progress:
+        judge.take([cell for cell in plan.cells if unjudged(plan, cell)])
+
+        def look(seconds: float = 0.0) -> None:
+            judge.gather(seconds)
+            progress.look()
+
+        for name, result in runner(tasks, on_wait=look):
+            progress.end(name, result)
+            if name not in progress.failed:
+                judge.take(groups[name])
+        while judge.tasks:
+            look(1.0)
+    with contextlib.suppress(OSError):  # groups that failed are still there
+        (plan.out / GROUPS).rmdir()
+    if progress.failed:
+        raise TqpoError("; ".join(f"{name}: {error}" for name, error in progress.failed.items()))
+    if groups:
+        add_timing(plan, {"seconds": time.perf_counter() - begun, "jobs": jobs, "groups": list(groups)})
+    return [plan.path(cell) for cell in plan.cells]
+
+
+def name_of(cells: Sequence[Cell]) -> str:
+    algos = list(dict.fromkeys(cell.algo for cell in cells))
+    return f"{cells[0].task} {' '.join(algos)} ({cells[0].preset})"
+
+
+def group_folder(plan: Plan, name: str) -> pathlib.Path:
+    """The run folder of a group, there only until its cells are complete."""
+    return plan.out / GROUPS / re.sub(r"[^\w-]+", "-", name).strip("-")
+
+
+def unjudged(plan: Plan, cell: Cell) -> bool:
+    """Whether a cell is done but for MuJoCo's judgement, and its policies are there."""
+    result = read(plan.path(cell)) if plan.judged(cell) and plan.done(cell) else None
+    waiting = bool(result and result["judge"] and result["judge"]["mujoco"] is None)
+    return waiting and (policy_folder(plan.path(cell)) / MANIFEST).exists()
+
+
+def add_timing(plan: Plan, facts: dict[str, Any]) -> None:
+    """What each command took in all, one entry per command."""
+    path = plan.out / "timing.json"
+    kept = json.loads(path.read_text())["commands"] if path.exists() else []
+    facts = facts | {"seeds": len(plan.seeds), "steps": plan.steps, "provenance": provenance()}
+    write(path, {"commands": [*kept, facts]})
+
+
+def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
+    """Trains a group of cells, evaluates their final policies, and writes their files."""
+    begun, first = time.perf_counter(), 0.0
+    group = together([plan.prepare(cell) for cell in cells])
+    iterations = plan.prepare(cells[0]).iterations
+    folder, position = open_group(plan, cells, group)
+
+    def write_all(facts: dict[str, Any], of_cell: dict[Cell, dict[str, Any]] | None = None) -> None:
+        metrics = metrics_of(folder, len(group))
+        for k, cell in enumerate(cells):
+            own = slice(k * len(plan.seeds), (k + 1) * len(plan.seeds))
+            result = result_of(plan, cell, {name: x[:, own] for name, x in metrics.items()})
+            write(plan.path(cell), result | facts | (of_cell or {}).get(cell, {}))
+
+    def watch(iteration: int, chunk: Chunk) -> None:
+        nonlocal first
+        first = first or time.perf_counter()
+        if iteration % (PARTIAL_EVERY * plan.chunk) == 0:
+            write_all({"complete": False})
+
+    options = loop.Options(quiet=True, chunk=plan.chunk, checkpoint_every=plan.checkpoint_every, max_skips=None)
+    with folder:
+        last = loop.drive(group, iterations, folder, position, options, watch)
+        trained = time.perf_counter()
+        first = first or trained
+        policies = policies_of(last.state)
+        checked = {}
+        for k, cell in enumerate(cells):
+            own = {seed: take_run(policies, k * len(plan.seeds) + j) for j, seed in enumerate(plan.seeds)}
+            keep_policies(plan, cell, own, iterations)
+            checked[cell] = evaluate(plan, cell, own)
+        ended = time.perf_counter()
+        timing = {"runs": len(group), "first_chunk_s": first - begun, "train_s": trained - first}
+        timing |= {"evaluate_s": ended - trained, "total_s": ended - begun}
+        write_all({"complete": True, "group": timing, "provenance": provenance()}, checked)
+    shutil.rmtree(folder.folder)
+
+
+def open_group(plan: Plan, cells: Sequence[Cell], group: Group) -> tuple[store.Run, loop.Position]:
+    """The run folder of a group, and where its training stands: what was begun with the same settings goes on."""
+    path, first = group_folder(plan, name_of(cells)), plan.prepare(cells[0])
+    settings = plain(first.describe()) | {"cells": [plan.settings(cell) for cell in cells]}
+    if (path / MANIFEST).exists():
+        with contextlib.suppress(store.DamagedError):  # what cannot be read is trained again
+            folder = when_free(lambda: store.open_run(path, write=True))
+            with contextlib.suppress(StoreError):
+                if agree(folder.config, settings):
+                    return folder, loop.last_position(folder, group)
+            folder.close()
+    shutil.rmtree(path, ignore_errors=True)
+    return store.create(path, settings), loop.Position(init_group(group))
+
+
+def keep_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], iteration: int) -> None:
+    """The final policies as a run of their own: all of the fast preset, else those that MuJoCo judges (10 MB each)."""
+    seeds = plan.seeds if cell.preset == "fast" else plan.judged(cell)
+    path = policy_folder(plan.path(cell))
+    shutil.rmtree(path, ignore_errors=True)
+    if not seeds:
+        return
+    prepared = plan.prepare(cell, seeds)
+    stacked = jax.tree.map(lambda *x: jax.numpy.stack(x), *(policies[seed] for seed in seeds))
+    with store.create(path, prepared.describe()) as folder:
+        save_policies(folder, prepared, stacked, [{"seed": seed, "iteration": iteration} for seed in seeds])
+        folder.finish()
+
+
+def evaluate(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> dict[str, Any]:
+    """Fresh episodes of the final policies."""
+    if not plan.episodes:
+        return {"fresh": None, "judge": None}
+    env: Any = plan.prepare(cell).env
+    episodes = {
+        seed: run_episodes(env, policy, evaluation_key(seed), plan.episodes, batch=plan.episodes)
+        for seed, policy in policies.items()
+    }
+    judge = None
+    if chosen := plan.judged(cell):
+        judge = {"jax": summary(plan, cell, {seed: episodes[seed] for seed in chosen}), "mujoco": None}
+    return {"fresh": summary(plan, cell, episodes), "judge": judge}
