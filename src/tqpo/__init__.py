@@ -5,6 +5,7 @@ policy = tqpo.load("runs/mine"); policy.act(obs)
 tqpo.evaluate("runs/mine")["verdict"]["sentence"]
 """
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["evaluate", "load", "train"]
+TASKS = ("SimpleEnv", "DynamicEnv", "GremlinEnv", "DynamicButtonEnv")
 
 
 def __getattr__(name: str) -> Any:
@@ -21,3 +23,18 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module 'tqpo' has no attribute {name!r}")
+
+
+def register_tasks() -> None:
+    """Makes the tasks known to `gymnasium.make` and `make_vec`; what they need is imported when one is made."""
+    import gymnasium
+
+    for task in TASKS:
+        if (name := f"tqpo/{task}-v0") not in gymnasium.registry:
+            entry = "tqpo.envs.gymnasium:TaskEnv"
+            vector_entry = "tqpo.envs.gymnasium:TaskVectorEnv"
+            gymnasium.register(name, entry, vector_entry_point=vector_entry, kwargs={"task": task})
+
+
+if "gymnasium" in sys.modules:  # `import tqpo` alone stays light
+    register_tasks()

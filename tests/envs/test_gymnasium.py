@@ -1,5 +1,7 @@
-"""The border to Gymnasium: its checker, seeds, layouts, the vector contract and errors."""
+"""The border to Gymnasium: its names, its checker, seeds, layouts, the vector contract and errors."""
 
+import subprocess
+import sys
 import warnings
 
 import gymnasium
@@ -9,6 +11,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
+import tqpo
 from tqpo.envs import TASKS
 from tqpo.envs.gymnasium import SafetyGymnasium, TaskEnv
 from tqpo.errors import ActionError, ConfigError, LayoutError, RenderError, UnknownNameError
@@ -24,6 +27,43 @@ def make(name: str, **arguments):
 
 def vector(count: int = 3, **arguments):
     return gymnasium.make_vec("tqpo/DynamicEnv-v0", num_envs=count, **SHORT, **arguments)
+
+
+def test_every_task_is_named():
+    assert tuple(TASKS) == tqpo.TASKS
+
+
+LIGHT = """
+import sys
+import tqpo
+assert not {"jax", "numpy", "gymnasium"} & sys.modules.keys()
+import gymnasium
+gymnasium.make("tqpo.envs.gymnasium:tqpo/SimpleEnv-v0")
+"""
+IMPORTED = """
+import gymnasium, sys
+import tqpo
+assert "jax" not in sys.modules
+gymnasium.make("tqpo/SimpleEnv-v0")
+gymnasium.make_vec("tqpo/SimpleEnv-v0", num_envs=2)
+"""
+WORKERS = """
+import gymnasium
+def make(name="tqpo.envs.gymnasium:tqpo/SimpleEnv-v0"):
+    return gymnasium.make(name)
+if __name__ == "__main__":
+    envs = gymnasium.vector.AsyncVectorEnv([make] * 2, context="spawn")
+    assert envs.single_action_space.shape == (2,)
+    envs.close()
+"""
+
+
+@pytest.mark.parametrize("script", [LIGHT, IMPORTED, WORKERS], ids=["light", "imported", "workers"])
+def test_the_tasks_have_names_in_a_fresh_process(script, tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -1,4 +1,4 @@
-"""The border to Gymnasium: `gymnasium.make("tqpo/SimpleEnv-v0")` after `import tqpo.envs.gymnasium`.
+"""The border to Gymnasium: `gymnasium.make("tqpo/SimpleEnv-v0")` after `import tqpo`.
 
 | argument of `make` | meaning |
 |---|---|
@@ -31,10 +31,11 @@ from gymnasium.spaces import Box
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from tqpo import register_tasks
 from tqpo.envs import layout as layouts
 from tqpo.envs.config import TaskConfig
 from tqpo.envs.layout import Layout
-from tqpo.envs.registry import TASKS, make
+from tqpo.envs.registry import make
 from tqpo.envs.task import State, Task
 from tqpo.errors import ActionError, ConfigError, LayoutError
 from tqpo.types import Key, Step
@@ -354,16 +355,4 @@ class SafetyGymnasium(gymnasium.Wrapper):
         return obs, reward, info["cost"], terminated, truncated, info
 
 
-def register() -> None:
-    """Makes the tasks known to `gymnasium.make` and `make_vec`; importing this module does it."""
-    for name in TASKS:
-        if f"tqpo/{name}-v0" not in gymnasium.registry:
-            gymnasium.register(
-                id=f"tqpo/{name}-v0",
-                entry_point="tqpo.envs.gymnasium:TaskEnv",
-                vector_entry_point="tqpo.envs.gymnasium:TaskVectorEnv",
-                kwargs={"task": name},
-            )
-
-
-register()
+register_tasks()
