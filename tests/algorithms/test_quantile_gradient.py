@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from tqpo.algorithms.tqpo import exceedance, quantile_advantage
-from tqpo.maths import gaussian
+from tqpo.maths import distribution
 
 THETA, SIGMA, NOISE = 0.7, 0.5, 1.2
 SPREAD = np.hypot(SIGMA, NOISE)
@@ -30,7 +30,7 @@ def samples():
     rng = np.random.default_rng(0)
     action = rng.normal(THETA, SIGMA, SAMPLES).astype(np.float32)
     log_std = np.log([SIGMA])
-    score = jax.vmap(jax.grad(lambda theta, a: gaussian.log_prob(theta[None], log_std, a[None])), (None, 0))(
+    score = jax.vmap(jax.grad(lambda theta, a: distribution.log_prob(theta[None], log_std, a[None])), (None, 0))(
         THETA, action
     )
     return np.asarray(score, float), action + rng.normal(0, NOISE, SAMPLES)

@@ -86,13 +86,12 @@ def test_names_that_would_collide_are_refused(run):
         run.save_checkpoint({"a": {"b": 1}, "a.b": 2}, meta_of(1))
 
 
-def test_the_last_few_and_the_best_are_kept(run):
-    for iteration, best in enumerate([0.1, 0.9, float("nan"), None, 0.2, 0.3], 1):
-        run.save_checkpoint(small_state(iteration), meta_of(iteration), keep=2, best=best)
-    assert run.steps() == [400, 1000, 1200]
-    assert run.best_step() == 400
-    assert identical(run.load_checkpoint(small_state(0), step=400)[0], small_state(2))
-    with pytest.raises(StoreError, match=r"\[400, 1000, 1200\]"):
+def test_the_last_few_are_kept(run):
+    for iteration in range(1, 7):
+        run.save_checkpoint(small_state(iteration), meta_of(iteration), keep=2)
+    assert run.steps() == [1000, 1200]
+    assert identical(run.load_checkpoint(small_state(0), step=1000)[0], small_state(5))
+    with pytest.raises(StoreError, match=r"\[1000, 1200\]"):
         run.load_checkpoint(small_state(0), step=600)
 
 
@@ -400,7 +399,7 @@ def test_a_link_out_of_the_folder_is_not_followed(run, tmp_path):
     "changes",
     [
         {"leaves": {}}, {"leaves": None}, {"leaves": {"values": 3}}, {"metrics": {"size": -1}}, {"metrics": None},
-        {"meta": 3}, {"state": None}, {"best": "high"}, {"step": 400}, {"run": "other"}, {"format": "pickle"},
+        {"meta": 3}, {"state": None}, {"step": 400}, {"run": "other"}, {"format": "pickle"},
     ],
 )  # fmt: skip
 def test_records_that_are_sealed_but_wrong_are_refused(run, changes):

@@ -30,7 +30,7 @@ def pristine(request, tmp_path_factory):
             with store.create(folder / name, {"limit": 15.0, "seed": seed}) as run:
                 for i in range(1, LAST + 1):
                     run.append_metrics(chunk_rows(i + seed))
-                    run.save_checkpoint(small_state(i + seed), meta_of(i), keep=LAST, best=-abs(i - 2.0))
+                    run.save_checkpoint(small_state(i + seed), meta_of(i), keep=LAST)
                 run.save_policy({"w": small_state(LAST + seed).values}, {"task": "Toy"})
                 run.write_file("plots/curve.png", b"a picture" * 20)
                 if request.param == "finished":

@@ -6,21 +6,23 @@ A choice among n is a one-hot vector of n numbers, so that both kinds of action 
 import jax
 import jax.numpy as jnp
 
-from tqpo.maths import gaussian
 from tqpo.types import Array
+
+LOG_TWO_PI = 1.8378770664093453
 
 
 def log_prob(mean: Array, log_std: Array | None, action: Array) -> Array:
-    """log π(a); of a choice, its log-softmax."""
+    """log π(a) = Σ_i −½((a_i − μ_i)/σ_i)² − log σ_i − ½ log 2π; of a choice, its log-softmax."""
     if log_std is not None:
-        return gaussian.log_prob(mean, log_std, action)
+        z = (action - mean) * jnp.exp(-log_std)
+        return jnp.sum(-0.5 * z**2 - log_std - 0.5 * LOG_TWO_PI, axis=-1)
     return jnp.sum(action * jax.nn.log_softmax(mean), -1)
 
 
 def entropy(mean: Array, log_std: Array | None) -> Array:
-    """H of a Gaussian, which does not depend on its mean, or −Σ p log p."""
+    """H = Σ_i log σ_i + ½(1 + log 2π), or −Σ p log p."""
     if log_std is not None:
-        return gaussian.entropy(log_std)
+        return jnp.sum(log_std + 0.5 * (1 + LOG_TWO_PI), axis=-1)
     log_p = jax.nn.log_softmax(mean)
     return -jnp.sum(jnp.exp(log_p) * log_p, -1)
 

@@ -41,11 +41,6 @@ def gae(
     return _backward(delta, discount * lam * jnp.broadcast_to(_keep(cut, delta), delta.shape))
 
 
-def discounted_sum(x: Array, cut: Array, discount: Array | float) -> Array:
-    """G_t = x_t + γ·(1 − cut_t)·G_{t+1}: the discounted sum from t to its episode's end, or the batch's."""
-    return _backward(x, discount * jnp.broadcast_to(_keep(cut, x), x.shape))
-
-
 def accumulate_episodes(carry: Array, x: Array, cut: Array) -> tuple[Array, Array]:
     """Sums x over each episode, across batches: S_t = carry + Σ x since the episode began.
 

@@ -35,7 +35,7 @@ import numpy as np
 from tqpo.algorithms.dual import Tilt, multiplier_step, track_quantile
 from tqpo.algorithms.ppo import penalised
 from tqpo.algorithms.tqpo import quantile_advantage, share_below, tilt_rates
-from tqpo.maths import gaussian
+from tqpo.maths import distribution
 from tqpo.maths.quantile import Window, empirical_quantile, window_init, window_push
 from tqpo.maths.schedule import ThreeTimescales
 from tqpo.provenance import provenance
@@ -125,7 +125,7 @@ def policy_gradient(problem: Problem, state: State, action: Array, cost: Array) 
     log_std = jnp.log(jnp.full(1, problem.policy_std))
 
     def surrogate(theta):
-        return jnp.mean(advantage * gaussian.log_prob(theta[None], log_std, action[:, None]))
+        return jnp.mean(advantage * distribution.log_prob(theta[None], log_std, action[:, None]))
 
     return jax.grad(surrogate)(state.theta)
 

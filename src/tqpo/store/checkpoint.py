@@ -6,7 +6,6 @@ beside them says which steps must be there, so that a missing one is seen too.
 """
 
 import contextlib
-import math
 import pathlib
 import re
 from collections.abc import Mapping
@@ -29,7 +28,6 @@ class Record(NamedTuple):
 
     step: int
     meta: dict[str, Any]
-    best: float | None  # score; the highest one is kept
     metrics: Mark
     leaves: pytree.Leaves
     state: dict[str, Any]  # fingerprint of the state's file
@@ -56,9 +54,7 @@ def step_of(meta: Mapping[str, Any]) -> int:
     return step
 
 
-def save(
-    folder: pathlib.Path, run: str, state: PyTree, meta: dict[str, Any], best: float | None, metrics: Mark
-) -> None:
+def save(folder: pathlib.Path, run: str, state: PyTree, meta: dict[str, Any], metrics: Mark) -> None:
     """Writes a checkpoint; it becomes visible at once, when all of it is on the disk."""
     step = step_of(meta)
     data, leaves = pytree.pack(state)
@@ -66,7 +62,6 @@ def save(
         "format": FORMAT,
         "run": run,
         "step": step,
-        "best": None if best is None or not math.isfinite(best) else float(best),
         "meta": meta,
         "metrics": metrics._asdict(),
         "state": disk.fingerprint(data),
@@ -90,11 +85,11 @@ def read_record(folder: pathlib.Path, run: str, step: int) -> Record:
             f"{path / RECORD} belongs to step {body.get('step')} of run {body.get('run')}, "
             f"not to step {step} of run {run}"
         )
-    meta, best, state = body.get("meta"), body.get("best"), body.get("state")
-    if not isinstance(meta, dict) or not isinstance(best, float | None) or not isinstance(state, dict):
+    meta, state = body.get("meta"), body.get("state")
+    if not isinstance(meta, dict) or not isinstance(state, dict):
         raise DamagedError(f"{path / RECORD} lacks what a checkpoint needs")
     mark = Mark.of(body.get("metrics"), path / RECORD)
-    return Record(step, meta, best, mark, pytree.check_leaves(body.get("leaves"), path / RECORD), state)
+    return Record(step, meta, mark, pytree.check_leaves(body.get("leaves"), path / RECORD), state)
 
 
 def records(folder: pathlib.Path, run: str) -> list[Record]:
@@ -139,24 +134,16 @@ def read_index(folder: pathlib.Path, run: str) -> list[int]:
     return listed
 
 
-def best_of(good: list[Record]) -> int | None:
-    """The step with the highest score, the later one of equals."""
-    scored = [(record.best, record.step) for record in good if record.best is not None]
-    return max(scored)[1] if scored else None
-
-
 def prune(folder: pathlib.Path, run: str, keep: int) -> None:
-    """Drops all but the last `keep` good checkpoints and the best.
+    """Drops all but the last `keep` good checkpoints.
 
     First the index forgets them, then each disappears by one rename: a crash in between leaves more than needed, never
     less.
     """
     good = records(folder, run)
-    kept = {record.step for record in good[-keep:]} | {best_of(good)}
-    write_index(folder, run, [record.step for record in good if record.step in kept])
-    for record in good:
-        if record.step not in kept:
-            disk.drop_folder(folder / folder_name(record.step))
+    write_index(folder, run, [record.step for record in good[-keep:]])
+    for record in good[:-keep]:
+        disk.drop_folder(folder / folder_name(record.step))
 
 
 def set_aside(folder: pathlib.Path, run: str, step: int) -> pathlib.Path:

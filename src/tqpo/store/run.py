@@ -4,7 +4,7 @@
 |---|---|
 | `config.json` | the complete settings |
 | `metrics.csv` | one row per run and iteration |
-| `checkpoints/step-…/` | the last few and the best, see `checkpoint` |
+| `checkpoints/step-…/` | the last few, see `checkpoint` |
 | `policy.safetensors`, `policy.json` | what is needed to act |
 | `evaluation.json`, `plots/`, … | whatever `write_json` and `write_file` are given |
 | `manifest.json` | id, status, versions, hardware, commit; SHA-256 and size of every file of a finished run |
@@ -168,14 +168,8 @@ class Run:
         """Steps of the checkpoints that are there, in order."""
         return checkpoint.steps(self._checkpoints)
 
-    def best_step(self) -> int | None:
-        """The step of the best checkpoint, None if none had a score."""
-        return checkpoint.best_of(checkpoint.records(self._checkpoints, self.id))
-
-    def save_checkpoint(
-        self, state: PyTree, meta: Mapping[str, Any], keep: int = 3, best: float | None = None
-    ) -> pathlib.Path:
-        """Saves everything a run needs at `meta["step"]`; keeps the last `keep` and the one with the highest `best`."""
+    def save_checkpoint(self, state: PyTree, meta: Mapping[str, Any], keep: int = 3) -> pathlib.Path:
+        """Saves everything a run needs at `meta["step"]`; keeps the last `keep`."""
         step = checkpoint.step_of(meta)
         if keep < 1:
             raise ConfigError(f"keep = {keep}: at least 1")
@@ -183,7 +177,7 @@ class Run:
             raise StoreError(f"{self._checkpoints} has a checkpoint later than step {step}: `resume` clears the way")
         self._change(CHECKPOINTS)
         self._metrics.sync()
-        checkpoint.save(self._checkpoints, self.id, state, dict(meta), best, self._metrics.mark())
+        checkpoint.save(self._checkpoints, self.id, state, dict(meta), self._metrics.mark())
         checkpoint.prune(self._checkpoints, self.id, keep)
         return self._checkpoints / checkpoint.folder_name(step)
 
