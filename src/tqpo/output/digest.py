@@ -22,7 +22,7 @@ BULKY = {"returns", "lengths"}  # of every episode of an evaluation; the costs a
 
 def summary(run: store.Run) -> dict[str, Any]:
     job = Job.from_description(run.config)
-    found = {
+    digest = {
         "job": run.config["job"],
         "task": run.config["derived"]["task"],
         "curves": curves(run, len(job.seeds)),
@@ -35,9 +35,9 @@ def summary(run: store.Run) -> dict[str, Any]:
     }
     if job.task.startswith(bridge.PREFIX):
         env = bridge.make_env(*bridge.parse(job.task))
-        found["versions_in_the_other_python"] = env.hello.versions
+        digest["versions_in_the_other_python"] = env.hello.versions
         env.close()
-    return found
+    return digest
 
 
 def curves(run: store.Run, seeds: int) -> dict[str, list[list[float]]]:
@@ -56,9 +56,9 @@ def main() -> None:
     parser.add_argument("--out", type=pathlib.Path, required=True)
     options = parser.parse_args()
     with store.open_run(options.run) as run:
-        found = summary(run)
+        digest = summary(run)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    options.out.write_text(json.dumps(digest, indent=1) + "\n")
     print(options.out)
 
 

@@ -44,11 +44,11 @@ def legend(figure: "Figure", title: str) -> None:
     handles = {label: h for ax in figure.axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     if len(handles) > 1 or (handles and not title):
         columns = -(-len(handles) // -(-len(handles) // 5))  # at most five in a row, rows as even as can be
-        found = figure.legend(
+        box = figure.legend(
             handles.values(), handles.keys(), loc="outside upper left", ncols=columns, columnspacing=1.4, title=title
         )
-        found.set_alignment("left")
-        found.get_title().set(fontsize=12, fontweight="bold")
+        box.set_alignment("left")
+        box.get_title().set(fontsize=12, fontweight="bold")
     elif title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
 

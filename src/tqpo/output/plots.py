@@ -64,16 +64,16 @@ def make_curves(
     curves = []
     for info in dict.fromkeys(runs):
         mine = [i for i, run in enumerate(runs) if run == info]
-        found = {}
+        own = {}
         for name, values in metrics.items():
             if values.ndim < 2 or values.shape[:2] != (len(steps), len(runs)):
                 raise ConfigError(f"metric {name} {values.shape}: expected [{len(steps)} iterations, {len(runs)} runs]")
             flat = values if values.ndim == 2 else values[:, :, min(constraint, values.shape[2] - 1)]
-            found[name] = flat[:, mine].astype(float)
-        if "window_episodes" in found:
-            empty = found["window_episodes"] == 0
-            found |= {name: np.where(empty, np.nan, found[name]) for name in CURVES if name in found}
-        curves.append(Curve(info, np.asarray(steps), found))
+            own[name] = flat[:, mine].astype(float)
+        if "window_episodes" in own:
+            empty = own["window_episodes"] == 0
+            own |= {name: np.where(empty, np.nan, own[name]) for name in CURVES if name in own}
+        curves.append(Curve(info, np.asarray(steps), own))
     return curves
 
 
@@ -217,8 +217,8 @@ def draw_histogram(ax: "Axes", evaluation: Mapping[str, Any], constraint: int, t
     ax.yaxis.set_major_formatter(lambda x, _: percent(x) if x <= 1 else "")
     ax.set_title(" · ".join(x for x in (evaluation["label"], f"{len(costs):,} episodes") if x))
     if asked:
-        found = evaluation["pooled"]["constraints"][constraint]
-        q, within = found["episode_cost_quantile"]["value"], f"{found['safety_prob']['value']:.1%} within"
+        measured = evaluation["pooled"]["constraints"][constraint]
+        q, within = measured["episode_cost_quantile"]["value"], f"{measured['safety_prob']['value']:.1%} within"
         border = (edges[np.argmax(unsafe)], f"limit {limit:g}: {within}", (0, (4, 2)))
         name_lines(ax, border, (min(q, edges[-1]), f"{percent(asked['safety'])} quantile: {q:.4g}", "-"))
     finish(ax, steps=False)
@@ -248,6 +248,6 @@ def named(label: str) -> str:
 
 def palette(curves: Sequence[Curve]) -> dict[str, tuple[str, Any]]:
     """Colour and line style of each label, in order of appearance."""
-    found = list(dict.fromkeys(c.info.label for c in curves))
+    labels = list(dict.fromkeys(c.info.label for c in curves))
     n = len(COLOURS)
-    return {label: (COLOURS[i % n], LINE_STYLES[i // n % len(LINE_STYLES)]) for i, label in enumerate(found)}
+    return {label: (COLOURS[i % n], LINE_STYLES[i // n % len(LINE_STYLES)]) for i, label in enumerate(labels)}

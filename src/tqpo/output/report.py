@@ -94,11 +94,11 @@ def verdict(evaluation: Mapping[str, Any]) -> str:
     answers = {"meets": f"Meets {aim}", "misses": f"Misses {aim}"}
     shown = ""
     if asked["kind"] == "quantile":
-        level, found = asked["safety"], evaluation["pooled"]["constraints"][k]["safety_prob"]
-        low = gauge_start([found], level)
+        level, safety = asked["safety"], evaluation["pooled"]["constraints"][k]["safety_prob"]
+        low = gauge_start([safety], level)
         marks = [(0.0, f"{low:.0%}"), (place(level, low), f"required {100 * level:g}%"), (1.0, "100%")]
         labels = "".join(f'<span style="left:{100 * x:.2f}%">{text}</span>' for x, text in marks)
-        shown = f"{gauge(found, level, low)}<div class=scale aria-hidden=true>{labels}</div>"
+        shown = f"{gauge(safety, level, low)}<div class=scale aria-hidden=true>{labels}</div>"
     return (
         f'<section class="verdict {tone}" aria-label="Verdict"><p class=headline>'
         f"<span class=mark aria-hidden=true>{mark}</span>"
@@ -121,9 +121,9 @@ def decisive(evaluation: Mapping[str, Any]) -> int:
     return words.index(evaluation["verdict"]["word"])
 
 
-def gauge_start(found: Sequence[Mapping[str, Any]], level: float) -> float:
+def gauge_start(estimates: Sequence[Mapping[str, Any]], level: float) -> float:
     """Where the axis of probabilities begins, so that it shows everything and no more: a multiple of 5%."""
-    lowest = min([level - 0.05, *(x["low"] for x in found)])
+    lowest = min([level - 0.05, *(x["low"] for x in estimates)])
     return max(0.0, np.floor(20 * lowest + 1e-9) / 20)
 
 
@@ -131,9 +131,9 @@ def place(x: float, low: float) -> float:
     return (x - low) / (1 - low)
 
 
-def gauge(found: Mapping[str, Any], level: float, low: float) -> str:
+def gauge(estimate: Mapping[str, Any], level: float, low: float) -> str:
     """The interval of a probability on an axis from `low` to 1, with the level; the text beside it says the same."""
-    left, point, right = (100 * place(found[end], low) for end in ("low", "value", "high"))
+    left, point, right = (100 * place(estimate[end], low) for end in ("low", "value", "high"))
     return (
         "<div class=gauge aria-hidden=true>"
         f'<span class=range style="left:{left:.2f}%;width:{right - left:.2f}%"></span>'
@@ -142,29 +142,29 @@ def gauge(found: Mapping[str, Any], level: float, low: float) -> str:
     )
 
 
-def interval(found: Mapping[str, Any], form: str) -> tuple[str, str]:
+def interval(estimate: Mapping[str, Any], form: str) -> tuple[str, str]:
     """Value and range as text; an end that is not known is an ellipsis."""
-    low, high = ("…" if found[end] is None else form.format(found[end]) for end in ("low", "high"))
-    return form.format(found["value"]), f"{low} to {high}"
+    low, high = ("…" if estimate[end] is None else form.format(estimate[end]) for end in ("low", "high"))
+    return form.format(estimate["value"]), f"{low} to {high}"
 
 
-def probability(found: Mapping[str, Any], level: float) -> tuple[str, str]:
+def probability(estimate: Mapping[str, Any], level: float) -> tuple[str, str]:
     """The same of a probability, rounded as in the verdict's sentence."""
-    low, high = statistics.percentages(statistics.Interval(**found), level)
-    return f"{found['value']:.1%}", f"{low} to {high}"
+    low, high = statistics.percentages(statistics.Interval(**estimate), level)
+    return f"{estimate['value']:.1%}", f"{low} to {high}"
 
 
 def tiles(evaluation: Mapping[str, Any]) -> str:
     """The numbers of the first evaluation, pooled."""
     pooled, sure = evaluation["pooled"], f"{100 * evaluation['confidence']:g}%"
     shown = [("Return, mean", *interval(pooled["return"], "{:.2f}"))]
-    for asked, found in zip(evaluation["constraints"], pooled["constraints"], strict=True):
+    for asked, measured in zip(evaluation["constraints"], pooled["constraints"], strict=True):
         name = "" if len(evaluation["constraints"]) == 1 else f" ({asked['name']})"
         limit, level = f"{asked['cost_limit']:g}", f"{100 * asked['safety']:g}%"
         shown += [
-            (f"Within the limit of {limit}{name}", *probability(found["safety_prob"], asked["safety"])),
-            (f"Episode cost, {level} quantile{name}", *interval(found["episode_cost_quantile"], "{:.4g}")),
-            (f"Episode cost, mean{name}", *interval(found["episode_cost_mean"], "{:.2f}")),
+            (f"Within the limit of {limit}{name}", *probability(measured["safety_prob"], asked["safety"])),
+            (f"Episode cost, {level} quantile{name}", *interval(measured["episode_cost_quantile"], "{:.4g}")),
+            (f"Episode cost, mean{name}", *interval(measured["episode_cost_mean"], "{:.2f}")),
         ]
     cells = "".join(
         f"<div class=tile><div class=name>{escape(name)}</div><div class=value>{value}</div>"
@@ -213,17 +213,17 @@ def table(first: str, rows: Sequence[tuple[str, Mapping, Mapping]], note: str, t
             f"<th scope=row>{escape(name)}</th><td>{scope['episodes']:,}</td>"
             f"{cell(*interval(scope['return'], '{:.2f}'))}"
         ]
-        for k, (c, found) in enumerate(zip(evaluation["constraints"], scope["constraints"], strict=True)):
+        for k, (c, measured) in enumerate(zip(evaluation["constraints"], scope["constraints"], strict=True)):
             low = gauge_start(
                 [r[1]["constraints"][k]["safety_prob"] for r in rows if len(r[1]["constraints"]) > k], c["safety"]
             )
-            tone, mark = TONES[found["verdict"]["word"]]
+            tone, mark = TONES[measured["verdict"]["word"]]
             cells.append(
-                f"{cell(*probability(found['safety_prob'], c['safety']))}"
-                f"<td class={tone}>{gauge(found['safety_prob'], c['safety'], low)}</td>"
-                f"{cell(*interval(found['episode_cost_quantile'], '{:.4g}'))}"
-                f"{cell(*interval(found['episode_cost_mean'], '{:.2f}'))}"
-                f'<td class="word {tone}"><span aria-hidden=true>{mark}</span> {found["verdict"]["word"]}</td>'
+                f"{cell(*probability(measured['safety_prob'], c['safety']))}"
+                f"<td class={tone}>{gauge(measured['safety_prob'], c['safety'], low)}</td>"
+                f"{cell(*interval(measured['episode_cost_quantile'], '{:.4g}'))}"
+                f"{cell(*interval(measured['episode_cost_mean'], '{:.2f}'))}"
+                f'<td class="word {tone}"><span aria-hidden=true>{mark}</span> {measured["verdict"]["word"]}</td>'
             )
         kind = " class=total" if total and i == len(rows) - 1 else ""
         lines.append(f"<tr{kind}>{''.join(cells)}</tr>")

@@ -65,8 +65,8 @@ def shared_palette(images: list):
     spread = np.linspace(0, len(images) - 1, SAMPLED // 2).astype(int)
     chosen = np.unique(np.concatenate([spread, np.argsort(change)[-SAMPLED // 2 :]]))
     pixels = np.concatenate([np.asarray(images[i]).reshape(-1, 3) for i in chosen])
-    found, area = np.unique(pixels.astype(int) @ np.array([1 << 16, 1 << 8, 1]), return_counts=True)
-    colours = np.stack([found >> 16, found >> 8 & 255, found & 255], 1).astype(np.uint8)
+    packed, area = np.unique(pixels.astype(int) @ np.array([1 << 16, 1 << 8, 1]), return_counts=True)
+    colours = np.stack([packed >> 16, packed >> 8 & 255, packed & 255], 1).astype(np.uint8)
     sheet = np.repeat(colours, np.ceil(np.sqrt(area)).astype(int), 0)
     return Image.fromarray(sheet[None]).quantize(PALETTE, method=Image.Quantize.MEDIANCUT)
 

@@ -43,8 +43,8 @@ def steps(folder: pathlib.Path) -> list[int]:
         names = [path.name for path in folder.iterdir()]
     except OSError:
         return []
-    found = [int(match[1]) for name in names if (match := FOLDER.fullmatch(name))]
-    return sorted(step for step in set(found) if folder_name(step) in names)
+    numbers = [int(match[1]) for name in names if (match := FOLDER.fullmatch(name))]
+    return sorted(step for step in set(numbers) if folder_name(step) in names)
 
 
 def step_of(meta: Mapping[str, Any]) -> int:
@@ -94,11 +94,11 @@ def read_record(folder: pathlib.Path, run: str, step: int) -> Record:
 
 def records(folder: pathlib.Path, run: str) -> list[Record]:
     """Those that are in order, oldest first; the states are not looked at."""
-    found = []
+    good = []
     for step in steps(folder):
         with contextlib.suppress(DamagedError):  # loading it warns
-            found.append(read_record(folder, run, step))
-    return found
+            good.append(read_record(folder, run, step))
+    return good
 
 
 def load(folder: pathlib.Path, run: str, step: int, template: PyTree) -> tuple[PyTree, Record]:

@@ -38,9 +38,9 @@ def describe(leaf: Any) -> dict[str, Any]:
 
 
 def named_leaves(tree: PyTree) -> dict[str, Any]:
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in found}
-    if len(named) != len(found):
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    if len(named) != len(leaves):
         raise StoreError("two leaves of the tree have one name: its dicts have keys with dots in them")
     return named
 

@@ -315,12 +315,12 @@ class Run:
 
     def _names(self) -> list[str]:
         """Files of the folder that a manifest can cover."""
-        found = []
+        names = []
         for parent, folders, files in os.walk(self.folder):
             folders[:] = [name for name in folders if not name.startswith((disk.TEMPORARY, disk.REPLACED))]
             paths = [pathlib.Path(parent, name) for name in files]
-            found += [path.relative_to(self.folder).as_posix() for path in paths if not path.is_symlink()]
-        return sorted(name for name in found if name not in {MANIFEST, LOCK})
+            names += [path.relative_to(self.folder).as_posix() for path in paths if not path.is_symlink()]
+        return sorted(name for name in names if name not in {MANIFEST, LOCK})
 
     def verify(self) -> None:
         """Reads everything; raises an error that lists all that is not as it was written."""

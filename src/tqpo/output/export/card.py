@@ -43,7 +43,7 @@ def facts_of(folder: store.Run, seed: int, policy: ActorPolicy) -> dict[str, Any
         "algorithm": job.algo,
         "enforces": DESCRIPTIONS.get(job.algo, ("", ""))[0],
         "constraints": constraints_of(algorithm, evaluations),
-        "evaluations": [summary(found, seed) for found in evaluations],
+        "evaluations": [summary(evaluation, seed) for evaluation in evaluations],
         "training": {
             "steps": job.steps,
             "iterations": iterations,
@@ -106,11 +106,11 @@ def port(name: str, shape: list[Any], dtype: str = "float32") -> dict[str, Any]:
     return {"name": name, "shape": shape, "dtype": dtype}
 
 
-def summary(found: Mapping[str, Any], seed: int) -> dict[str, Any]:
+def summary(evaluation: Mapping[str, Any], seed: int) -> dict[str, Any]:
     """What an evaluation says of one seed, without its episodes."""
-    mine = next(entry for entry in found["seeds"] if entry["seed"] == seed)
+    mine = next(entry for entry in evaluation["seeds"] if entry["seed"] == seed)
     kept = {name: mine[name] for name in ("episodes", "return", "constraints")}
-    return {"label": found["label"], "deterministic": found["deterministic"], "confidence": found["confidence"]} | kept
+    return {name: evaluation[name] for name in ("label", "deterministic", "confidence")} | kept
 
 
 def markdown(facts: Mapping[str, Any], to: str) -> str:
@@ -166,19 +166,19 @@ def sentence(c: Mapping[str, Any]) -> str:
 
 def safety_table(facts: Mapping[str, Any]) -> str:
     rows = [
-        f"| {found['label']} | {found['episodes']:,} | {interval(found['return'], '{:.2f}')} | {asked['cost_limit']:g} "
+        f"| {e['label']} | {e['episodes']:,} | {interval(e['return'], '{:.2f}')} | {asked['cost_limit']:g} "
         f"| {interval(c['safety_prob'], '{:.1%}')} | {interval(c['episode_cost_quantile'], '{:.0f}')} "
         f"| {interval(c['episode_cost_mean'], '{:.1f}')} | {c['verdict']['word']} |"
-        for found in facts["evaluations"]
-        for asked, c in zip(facts["constraints"], found["constraints"], strict=False)
+        for e in facts["evaluations"]
+        for asked, c in zip(facts["constraints"], e["constraints"], strict=False)
     ]
     head = "| fresh episodes with | number | return | limit d | Pr[C ≤ d] | cost quantile | mean cost | level |"
-    confidence = next((f"{found['confidence']:.0%}" for found in facts["evaluations"]), "")
+    confidence = next((f"{e['confidence']:.0%}" for e in facts["evaluations"]), "")
     return "\n".join([head, "|---" * 8 + "|", *rows, "", f"In brackets: {confidence} intervals."]) if rows else ""
 
 
-def interval(found: Mapping[str, float | None], form: str) -> str:
-    value, low, high = ("…" if x is None else form.format(x) for x in (found["value"], found["low"], found["high"]))
+def interval(estimate: Mapping[str, float | None], form: str) -> str:
+    value, low, high = ("…" if x is None else form.format(x) for x in map(estimate.get, ("value", "low", "high")))
     return f"{value} [{low}, {high}]"
 
 
