@@ -20,8 +20,8 @@ class Export:
     seed: int | None = None
     """Which seed's policy; by default the first."""
     out: pathlib.Path | None = None
-    """The file to write; the card has the same name and .md. By default export/seed-N.onnx or .stablehlo in the run, and
-    NAME.onnx or .stablehlo in the current folder for a policy that came with the package."""
+    """The file to write; the card has the same name and .md. By default export/seed-N.onnx or .stablehlo in the run,
+    and NAME.onnx or .stablehlo in the current folder for a policy that came with the package."""
 
     def __call__(self) -> None:
         from tqpo.output.export import export

@@ -10,12 +10,12 @@
 
 `reset(options={"layout": {...}})` places things: "robot": [x, y, heading], "hazards", "buttons": [[x, y], …],
 "gremlins": [[x, y, heading], …], "goal": [x, y] or the index of the goal button; what is left out is drawn at random.
-`info["layout"]` has the same form. `info["cost"]` is the indicator that the limit applies to, `info["cost_hazards"]`…
-are its sources.
+`info["layout"]` has the same form. `info["cost"]` is the indicator that the limit applies to;
+`info["cost_hazards"]` and so on are its sources.
 
 `gymnasium.make_vec("tqpo/SimpleEnv-v0", num_envs=900)` runs the JAX batch as one program; `autoreset_mode` is
-Gymnasium's "NextStep" (default), "SameStep" or "Disabled". Copy i under seed s is the single environment under seed s +
-i.
+Gymnasium's "NextStep" (default), "SameStep" or "Disabled". Copy i under seed s is the single environment
+under seed s + i.
 """
 
 from collections.abc import Sequence

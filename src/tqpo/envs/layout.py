@@ -1,8 +1,8 @@
 """Where things start: layouts drawn as Safety Gym draws them, in a bounded number of tries.
 
-Objects are placed in the order robot, goal, buttons, hazards, gremlins, each uniformly in the arena shrunk by its own
-keepout and redrawn while it lies closer than the sum of keepouts to an earlier one; when an object runs out of tries,
-the whole layout is drawn anew. A goal area is finally drawn once more against everything else.
+Objects are placed in the order robot, goal, buttons, hazards, gremlins. Each is drawn uniformly in the arena, shrunk by
+its own keepout, and redrawn while it is closer to an earlier one than the sum of their keepouts. When an object runs
+out of tries, the whole layout is drawn again. Finally a goal area is drawn once more, against everything else.
 """
 
 import math
@@ -83,7 +83,7 @@ def attempt(key: Key, config: TaskConfig) -> tuple[Array, Array]:
         else:
             candidates = uniform(slot_key, config.object_draws, config.extents, slot.keepout)
         others = placed, [s.keepout for s in objects[:i]]
-        if i == 0:  # a robot in the way of a fixed thing would only fail later: the same law, sooner
+        if i == 0:  # too close to a fixed object would fail later anyway: same law, fewer tries
             fixed = [s for s in objects if s.place]
             others = jnp.array([s.place for s in fixed]), [s.keepout for s in fixed]
         place, found = candidates[0], jnp.array(True)
@@ -160,7 +160,7 @@ def sample(key: Key, config: TaskConfig) -> Layout:
 
 @lru_cache(maxsize=64)
 def check_room(config: TaskConfig) -> None:
-    """Raises unless layouts of this task can be drawn: so that sampling at run time neither hangs nor fails."""
+    """Raises unless layouts of this task can be drawn, so that sampling at run time neither hangs nor fails."""
     for slot in slots(config):
         if not slot.place and config.extents <= slot.keepout:
             raise LayoutError(

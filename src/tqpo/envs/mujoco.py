@@ -1,8 +1,8 @@
 """The MuJoCo twin of every task: the same state in and out, stepped by the `mujoco` package (3.3 to 4.0).
 
-It is the judge of the JAX tasks, so reward, cost, goal test, lidar and sensors are written here once more, in plain
-NumPy and from MuJoCo's own contact list and sensors. It shares with them only `TaskConfig` and the drawing of layouts
-and goals: the same key gives the same layout, and the same state the same next goal.
+It is the judge of the JAX tasks, so reward, cost, goal test, lidar and sensors are written here a second time, in plain
+NumPy and from MuJoCo's own contact list and sensors. The two share `TaskConfig` and the drawing of layouts and goals:
+the same key gives the same layout, and the same state gives the same next goal.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ def drawing(config: TaskConfig):
         return jax.random.randint(key, (), 0, config.buttons)
 
     def advance(key, times):
-        """The key of the state after so many steps more, and the one that its last step draws from."""
+        """The state's key after that many more steps, and the key that the last of them draws from."""
         start = jax.random.split(key)
         return lax.fori_loop(1, times, lambda _, pair: jax.random.split(pair[0]), start)
 
@@ -309,7 +309,7 @@ class MujocoTask:
         return f"button{self.goal_button}" in touched
 
     def _next_goal(self, reached: bool) -> bool:
-        """Sets the next goal if one was reached; false where it found no room."""
+        """Sets the next goal if one was reached; False if it found no room."""
         config = self.config
         swaps = config.goal == "button" and config.next_button == "swap"
         self._key_age += not swaps  # every step splits the key; done when it is needed

@@ -1,8 +1,8 @@
 """A drawing of a task from above, without OpenGL. `python -m tqpo.output.pictures` draws those of the docs with it.
 
-Colours follow Safety Gym: robot red, goal green, hazards blue, buttons orange, gremlins purple. Around the robot lies
-one ring per lidar in the colour of what it sees, a bin the more opaque the closer the object. A red frame marks a step
-that costs.
+Colours follow Safety Gym: robot red, goal green, hazards blue, buttons orange, gremlins purple. Around the robot is one
+ring per lidar, in the colour of what it sees; the closer an object, the more opaque its bin. A red frame marks a step
+with a cost.
 """
 
 import math

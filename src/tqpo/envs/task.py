@@ -1,8 +1,12 @@
 """Safety Gym's goal and button tasks as pure functions.
 
-A step, in the engine's order: ten physics steps; dense reward (decrease of the distance to the goal since the last
-step); cost (with the button timer as it was); the timer ticks; goal test (+1, timer set, new goal, its distance becomes
-the reference); observation under a forward pass at the new state.
+A step, in the engine's order:
+
+1. ten physics steps;
+2. dense reward: the decrease of the distance to the goal since the last step;
+3. cost, with the button timer as it was; then the timer ticks;
+4. goal test: +1, the timer is set, a new goal is drawn, and its distance becomes the reference;
+5. observation, under a forward pass at the new state.
 
 `Task.observation_table` says what the observation holds.
 
@@ -222,7 +226,7 @@ def new_goal(config: TaskConfig, state: State, reached: Array) -> tuple[State, A
 
 
 def body_frame(pose: Array, xy: Array) -> Array:
-    """A world vector [2] as the robot feels it."""
+    """A world vector [2] in the robot's frame."""
     cos, sin = jnp.cos(pose[2]), jnp.sin(pose[2])
     return jnp.stack([cos * xy[0] + sin * xy[1], cos * xy[1] - sin * xy[0]])
 

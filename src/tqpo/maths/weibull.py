@@ -63,7 +63,7 @@ def density_ratio_weight(log_ratio: Array, ended: Array, spread: float = 5.0, cl
     """w_t = 1 + clip((ℓ_t − mean ℓ)/(5·std ℓ), ±½), and 1 where the episode ended: an advantage's weight.
 
     The exact factor is the ratio e^ℓ, which no finite batch can average. 1 + ℓ is its first-order expansion;
-    centred, scaled and clipped over the batch it stays within [½, 1½], so a weight never turns an advantage's
+    centred, scaled and clipped over the batch it stays within [½, 1½], so a weight never changes an advantage's
     sign.
     """
     std = jnp.maximum(log_ratio.std(), 1e-6)  # all ratios equal: every weight is 1

@@ -143,7 +143,7 @@ def filmed_frames(env: Env, policy: Policy, key: Key, episode: int, deterministi
     task: Any = unwrapped(env)
 
     class Filmed(MujocoTask):
-        """The twin, with a frame kept now and then."""
+        """The twin, which keeps every few frames."""
 
         def observe(self) -> np.ndarray:
             if self.steps % EVERY == 0:

@@ -1,7 +1,7 @@
 """How every figure looks, and how it is written.
 
-A figure can be saved as PNG and SVG, or put into a page as SVG whose ink is the page's text colour: it follows a dark
-theme.
+A figure can be saved as PNG and SVG, or put into a page as SVG. There its ink is the page's text colour, so it
+follows a dark theme.
 """
 
 import io
@@ -43,7 +43,7 @@ def legend(figure: "Figure", title: str) -> None:
     """Title and labels above the axes; a single label only if there is no title to take its place."""
     handles = {label: h for ax in figure.axes for h, label in zip(*ax.get_legend_handles_labels(), strict=True)}
     if len(handles) > 1 or (handles and not title):
-        columns = -(-len(handles) // -(-len(handles) // 5))  # at most five in a row, rows as even as can be
+        columns = -(-len(handles) // -(-len(handles) // 5))  # at most five in a row, rows as even as possible
         box = figure.legend(
             handles.values(), handles.keys(), loc="outside upper left", ncols=columns, columnspacing=1.4, title=title
         )

@@ -1,4 +1,4 @@
-"""An episode to watch in a browser: recorded as compact JSON, and the markup that `assets/player.js` brings to life."""
+"""An episode to watch in a browser: recorded as compact JSON, and the markup that `assets/player.js` animates."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from tqpo.errors import ConfigError
 from tqpo.evaluation.episodes import Policy, Trace, trace
 from tqpo.types import Env, Key
 
-KEY = (  # what is what in the scene: its name, what an episode must have of it, its shape, what is painted, its colour
+KEY = (  # the legend: name, what an episode must have for it to show, shape, what is painted, colour
     ("robot", "", "", "background", "robot"),
     ("goal", "", "ring", "border-color", "goal"),
     ("hazard", "hazards", "", "background", "hazard"),
@@ -82,13 +82,13 @@ def encode(seen: Trace, config: TaskConfig, cost_limit: float | None = None, tit
 
 
 def differences(values: np.ndarray) -> list[int]:
-    """[T, …] in thousandths, each row less the one before it: rounded first, so that nothing adds up."""
+    """[T, …] in thousandths, each row less the one before it: rounded first, so that errors do not add up."""
     whole = np.round(1000 * np.asarray(values, float)).astype(int)
     return np.diff(whole, axis=0, prepend=np.zeros_like(whole[:1])).ravel().tolist()
 
 
 def player(episodes: Sequence[Mapping[str, Any]]) -> str:
-    """The markup that `player.js` brings to life."""
+    """The markup that `player.js` animates."""
     if not episodes:
         return ""
     data = json.dumps(list(episodes), separators=(",", ":"), allow_nan=False)

@@ -182,7 +182,7 @@ def levels(ax: "Axes", values: set[float | None], name: Callable[[float], str]) 
 
 
 def asked_of(evaluation: Mapping[str, Any], constraint: int) -> Mapping[str, Any] | None:
-    """The constraint of that number, if there are so many."""
+    """Constraint number `constraint` of an evaluation, if it has that many."""
     return next(iter(evaluation["constraints"][constraint : constraint + 1]), None)
 
 

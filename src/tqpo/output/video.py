@@ -44,7 +44,7 @@ def scaled(frames: Iterable[np.ndarray], width: int) -> list:
 
 
 def write_gif(path: pathlib.Path, images: list, frame_duration: float) -> None:
-    """One palette for all frames and no dithering: what stands still costs nothing."""
+    """One palette for all frames and no dithering: what does not change costs nothing."""
     from PIL import Image
 
     palette = shared_palette(images)
@@ -56,7 +56,8 @@ def write_gif(path: pathlib.Path, images: list, frame_duration: float) -> None:
 def shared_palette(images: list):
     """Colours of some frames, spread over the episode and those that differ most from the first, by median cut.
 
-    A colour counts as the root of its area: else the median cut spends all on the background and the goal turns brown.
+    A colour weighs as the square root of its area; otherwise the median cut spends its colours on the background and
+    the goal turns brown.
     """
     from PIL import Image
 

@@ -1,7 +1,7 @@
 """One environment step of the robot among fixed spheres: ten physics steps and the acceleration felt at the end.
 
-`drive_xla` computes free motion for everybody, and the contact solver only for those who can reach a sphere within the
-step, a few dozen at a time: contact is rare. `dispatch.py` chooses between it and a GPU kernel.
+`drive_xla` computes free motion for all robots, and runs the contact solver only for those that can reach a sphere
+within the step, a few dozen at a time, since contact is rare. `dispatch.py` chooses between it and a GPU kernel.
 """
 
 import math

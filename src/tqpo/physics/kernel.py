@@ -1,7 +1,7 @@
 """The environment steps of `drive.py` and `push.py` as GPU kernels: everything in registers for ten physics steps.
 
 The functions are those of `planar.py` and `movable.py`; the kernels only load, loop and store. `drive` and `weld` give
-a thread to each robot or box. `pair` gives a warp to each environment, its lanes to the contact slots, and leaves at
+a thread to each robot or box. `pair` gives a warp to each environment, its lanes to the contact slots, and returns at
 once where the robot is far from every box. Written with Pallas for its Triton backend.
 """
 

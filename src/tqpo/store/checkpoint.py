@@ -1,8 +1,8 @@
 """Checkpoints: `step-000000012000/{state.safetensors,checkpoint.json}`, each tied to its run, step and content.
 
-`checkpoint.json` carries its own SHA-256, that of the state, the run's id and the step, so that a flipped bit, a
-truncated file, a file from another checkpoint and a renamed folder are all seen before anything is used. `index.json`
-beside them says which steps must be there, so that a missing one is seen too.
+`checkpoint.json` carries its own SHA-256, that of the state, the run's id and the step, so a flipped bit, a truncated
+file, a file from another checkpoint and a renamed folder are all detected before anything is used. `index.json` beside
+them lists the steps that must be there, so a missing one is detected too.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def folder_name(step: int) -> str:
 
 
 def steps(folder: pathlib.Path) -> list[int]:
-    """Steps of the checkpoints that are there, in order, good or not."""
+    """Steps of the checkpoints in the folder, in order, damaged or not."""
     try:
         names = [path.name for path in folder.iterdir()]
     except OSError:
@@ -93,7 +93,7 @@ def read_record(folder: pathlib.Path, run: str, step: int) -> Record:
 
 
 def records(folder: pathlib.Path, run: str) -> list[Record]:
-    """Those that are in order, oldest first; the states are not looked at."""
+    """Records of the undamaged checkpoints, oldest first; their states are not read."""
     good = []
     for step in steps(folder):
         with contextlib.suppress(DamagedError):  # loading it warns
@@ -137,7 +137,7 @@ def read_index(folder: pathlib.Path, run: str) -> list[int]:
 def prune(folder: pathlib.Path, run: str, keep: int) -> None:
     """Drops all but the last `keep` good checkpoints.
 
-    First the index forgets them, then each disappears by one rename: a crash in between leaves more than needed, never
+    They leave the index first, then each disappears by one rename. A crash in between leaves more than needed, never
     less.
     """
     good = records(folder, run)

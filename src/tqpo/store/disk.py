@@ -17,7 +17,7 @@ from typing import Any
 from tqpo.errors import StoreError
 
 TEMPORARY = ".tmp-"  # not yet or no longer visible
-REPLACED = ".old-"  # a folder that another one is about to take the place of
+REPLACED = ".old-"  # a folder that another is about to replace
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -31,7 +31,7 @@ class StoreWarning(UserWarning):
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[None]:
-    """Turns a failure of the operating system into one that names the path and the space left."""
+    """Turns an `OSError` into a `StoreError` that names the path and the space left."""
     try:
         yield
     except OSError as error:
@@ -70,7 +70,7 @@ def write_folder(path: pathlib.Path, files: dict[str, bytes]) -> None:
 
 
 def _swap_in(temporary: pathlib.Path, path: pathlib.Path) -> None:
-    """A full folder cannot be renamed over: the old one steps aside, and `tidy` puts it back if we die in between."""
+    """A folder with files cannot be renamed over: the old one is moved aside, and `tidy` restores it after a crash."""
     aside = path.with_name(REPLACED + path.name)
     replaces = os.path.lexists(path)
     if replaces:
@@ -140,7 +140,7 @@ def append_all(fd: int, data: bytes) -> None:
 
 
 def sync_folder(path: pathlib.Path) -> None:
-    """Puts the names in a folder on the disk."""
+    """Flushes the names in a folder to the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

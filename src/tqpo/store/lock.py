@@ -1,4 +1,4 @@
-"""One writer per run folder: a lock that the system gives back however its holder ends."""
+"""One writer per run folder: a lock that the system releases however its holder ends."""
 
 import contextlib
 import fcntl

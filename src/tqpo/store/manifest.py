@@ -1,7 +1,7 @@
 """`manifest.json`: what run this is, where it ran, and the checksums of its files.
 
 It covers `config.json` from the start and everything else once the run is finished. A file that is about to change
-leaves it first, so that a crash never leaves a checksum that is wrong.
+is taken out first, so that a crash never leaves a wrong checksum.
 """
 
 import pathlib
@@ -61,7 +61,7 @@ class Manifest:
         return self._body["files"]
 
     def add_session(self) -> None:
-        """Notes commit, versions and hardware of the process that goes on with the run."""
+        """Notes commit, versions and hardware of the process that starts or continues the run."""
         self._update(sessions=[*self._body["sessions"], provenance.provenance()])
 
     def add_incident(self, text: str, write: bool) -> None:
@@ -78,7 +78,7 @@ class Manifest:
             self._update(status="running", files=valid)
 
     def finish(self, files: Mapping[str, Any]) -> None:
-        """Covers more files. Those already covered keep their checksums, so that damage is not made official."""
+        """Covers more files. Those already covered keep their checksums, so that damage stays visible."""
         self._update(status="finished", files={**files, **self.files})
 
     def _update(self, **changes: Any) -> None:

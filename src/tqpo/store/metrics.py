@@ -61,7 +61,7 @@ def rows_of_chunk(
 
 
 class MetricsFile:
-    """The open end of `metrics.csv`. `load` before the first use."""
+    """`metrics.csv`, open for appending. Call `load` before the first use."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
@@ -113,7 +113,7 @@ class MetricsFile:
             os.close(fd)
 
     def check(self, mark: Mark) -> bytes:
-        """The prefix that the mark speaks of, if the file still begins with it."""
+        """The prefix that the mark describes, if the file still begins with it."""
         data = disk.read_bytes(self.path)[: mark.size] if mark.size else b""
         if disk.digest(data) != mark.sha256 or len(data) != mark.size:
             raise DamagedError(f"{self.path} is damaged before row {mark.rows}: its SHA-256 is not what was recorded")
@@ -136,7 +136,7 @@ class MetricsFile:
                 os.close(fd)
 
     def sync(self) -> None:
-        """Puts all rows on the disk; a mark in a checkpoint must not run ahead of them."""
+        """Flushes all rows to the disk; a mark in a checkpoint must not be ahead of them."""
         if self.size == 0:
             return
         with disk.writing(self.path):
@@ -168,7 +168,7 @@ def columns_of(data: bytes, path: pathlib.Path) -> tuple[str, ...]:
 
 
 def cell(value: Any) -> str:
-    """A number in the fewest digits that bring back the same bits of its own type."""
+    """A number in the fewest digits that read back as the same bits of its type."""
     value = value[()] if isinstance(value, np.ndarray) else value
     if isinstance(value, bool | np.bool_ | int | np.integer):
         return str(int(value))

@@ -85,9 +85,9 @@ def is_shipped(path: str | os.PathLike) -> bool:
 
 
 def open_run(path: str | os.PathLike, write: bool = False, on_warning: OnWarning | None = None) -> "Run":
-    """A run that is there. Reading changes nothing and needs no lock; writing takes it and tidies up after a crash.
+    """Opens an existing run. Reading changes nothing and needs no lock; writing takes it and tidies up after a crash.
 
-    A name from `shipped` is the run of that name that comes with the package, to be read.
+    A name from `shipped` opens the policy of that name that came with the package, for reading.
     """
     folder = pathlib.Path(path).absolute()
     if is_shipped(path):
@@ -117,7 +117,7 @@ def open_run(path: str | os.PathLike, write: bool = False, on_warning: OnWarning
 
 
 class Run:
-    """A run folder, from `create` or `open_run`. A context manager: leaving it gives the lock back."""
+    """A run folder, from `create` or `open_run`. A context manager: leaving it releases the lock."""
 
     def __init__(
         self, folder: pathlib.Path, manifest: Manifest, config: dict[str, Any], held: Any, on_warning: OnWarning | None
@@ -149,7 +149,7 @@ class Run:
         self.close()
 
     def close(self) -> None:
-        """Gives the lock back. Nothing is buffered, so nothing is lost without it."""
+        """Releases the lock. Nothing is buffered, so nothing is lost without it."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -165,7 +165,7 @@ class Run:
         return disk.inside(self.folder, CHECKPOINTS)
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that are there, in order."""
+        """Steps of the checkpoints in the folder, in order."""
         return checkpoint.steps(self._checkpoints)
 
     def save_checkpoint(self, state: PyTree, meta: Mapping[str, Any], keep: int = 3) -> pathlib.Path:
@@ -190,7 +190,7 @@ class Run:
         return state, record.meta
 
     def resume(self, template: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
-        """State and meta to go on from, or None, with a warning, if the run stopped before its first checkpoint.
+        """State and meta to continue from; None, with a warning, if the run stopped before its first checkpoint.
 
         `metrics.csv` is cut back to that moment; damaged checkpoints are set aside.
         """
@@ -243,7 +243,7 @@ class Run:
         self._metrics.append(rows)
 
     def rewind_metrics(self, mark: Mark = EMPTY) -> None:
-        """Cuts `metrics.csv` back to a mark; without one, to nothing: to begin again before any checkpoint."""
+        """Cuts `metrics.csv` back to a mark; without one, to nothing."""
         self._change(METRICS)
         self._metrics.rewind(mark)
 
@@ -265,7 +265,7 @@ class Run:
         return policy.load(self.folder, self.id, template)
 
     def save_snapshot(self, iteration: int, arrays: PyTree) -> None:
-        """Keeps the policies of a moment in training beside the final one."""
+        """Keeps the policies of one iteration beside the final one."""
         folder = self.path(f"{SNAPSHOTS}/iteration-{iteration:06d}")
         self._change(SNAPSHOTS)
         with disk.writing(folder):
@@ -323,7 +323,7 @@ class Run:
         return sorted(name for name in names if name not in {MANIFEST, LOCK})
 
     def verify(self) -> None:
-        """Reads everything; raises an error that lists all that is not as it was written."""
+        """Reads everything; raises an error that lists all that is damaged."""
         problems = []
 
         def attempt(check: Callable, *arguments: Any) -> Any:
@@ -346,7 +346,7 @@ class Run:
             raise DamagedError(f"{self.folder} is damaged: " + "; ".join(dict.fromkeys(problems)))
 
     def _change(self, *names: str) -> None:
-        """Before files change: is that ours to do, and does the manifest speak of them?"""
+        """Before files change: requires the lock, and takes them out of the manifest."""
         self._require_lock()
         self._manifest.uncover(*names)
 
@@ -355,7 +355,7 @@ class Run:
             raise StoreError(f"{self.folder} is open for reading: `open_run(path, write=True)` opens it for writing")
 
     def _warn(self, text: str) -> None:
-        """Says it aloud, and notes it in the manifest."""
+        """Warns, and notes it in the manifest."""
         if self._on_warning is None:
             warnings.warn(text, StoreWarning, stacklevel=4)
         else:

@@ -7,12 +7,12 @@ no state.
 |---|---|---|
 | `obs` | [batch, O] | the observation, as the environment gives it |
 | `h`, `c` | [batch, H] | memory; zero at the start of an episode |
-| `prev_action` | [batch, A] | the action before, not clipped; zero at the start of an episode |
-| `prev_reward` | [batch] | the reward that it got; zero at the start of an episode |
+| `prev_action` | [batch, A] | the previous action, not clipped; zero at the start of an episode |
+| `prev_reward` | [batch] | the reward of that action; zero at the start of an episode |
 
 | output | shape | what |
 |---|---|---|
-| `action` | [batch, A] | the likeliest action, in [-1, 1]; of a choice, one-hot |
+| `action` | [batch, A] | the mean action, in [-1, 1]; of a choice the likeliest, one-hot |
 | `log_std` | [A] | to sample: action + exp(log_std)·z, then clipped to [-1, 1] |
 | `index`, `logits` | [batch], [batch, A] | of a choice instead: its number (int), and to sample: softmax(logits) |
 | `env_action` | as its `step` takes it | your own environments only: `action` in its bounds, or the choice's number |

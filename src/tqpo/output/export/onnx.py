@@ -40,7 +40,7 @@ class Graph:
 
 
 def encode(policy: ActorPolicy, facts: Mapping[str, Any]) -> bytes:
-    """The file's content; `facts` become its metadata, each as JSON, and the card its description."""
+    """The file's content; `facts` become its metadata, as text or JSON, and the card its description."""
     graph = Graph()
     actor, moments = policy.actor, policy.moments
     centred = graph("Sub", "obs", graph.constant(moments.mean))

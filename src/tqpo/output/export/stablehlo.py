@@ -33,13 +33,13 @@ def encode(policy: ActorPolicy, facts: Mapping[str, Any]) -> bytes:
 
 
 def step(policy: ActorPolicy, inputs: dict[str, Array]) -> dict[str, Array]:
-    """`ActorPolicy.act` without noise, its memory in the open."""
+    """`ActorPolicy.act` without noise; its memory is an input and an output."""
     actor, x = policy.actor, normalize.normalize(policy.moments, inputs["obs"])
     recurrent = actor.lstm is not None
     memory = networks.Memory(inputs["h"], inputs["c"]) if recurrent else None
     before = (
         (inputs["prev_action"], inputs["prev_reward"]) if recurrent else (x[..., :0], x[..., 0])
-    )  # an MLP's: unread
+    )  # an MLP does not read them
     mean, log_std, memory, _ = networks.act(actor, x, memory, *before)
     action = distribution.sample(mean, log_std, jnp.zeros_like(mean))
     outputs = {"action": jnp.clip(action, -1.0, 1.0)}

@@ -161,14 +161,14 @@ come from the `mujoco` package, and everything else is written a second time in 
 
 ## For which versions
 
-The tables below are measured against MuJoCo {origin["versions"]["mujoco"]}. "Exact" means: in float64, from the same state,
-velocities after a step agree with those of MuJoCo's converged solver within 1e-6, and within 1e-12 at the median.
+The tables below are measured against MuJoCo {origin["versions"]["mujoco"]}. "Exact" means: in float64, from the same
+state, velocities after a step agree with those of MuJoCo's converged solver within 1e-6, at the median within 1e-12.
 `tests/envs/test_mujoco_twin.py` holds the tasks to that. It was run with MuJoCo 3.3.0, 3.11.0, 3.12.0, 3.17.0 and 4.0.0
 and passes with all of them. GremlinEnv is tested from 3.12 on: before, MuJoCo has another box–box collider and a
 slightly different weld.
 
-**Training runs in float32.** Over one step from a copied state the accelerometer then differs by up to {single:.1f} m/s²; the
-second table below has it all.
+**Training runs in float32.** Over one step from a copied state the accelerometer then differs by up to
+{single:.1f} m/s²; the second table below has it all.
 
 **Measured against Safety-Gymnasium 1.0.0** (MuJoCo 2.3.3; not part of the command above): over a step SimpleEnv and
 DynamicEnv agree to 8e-6, with every cost equal. Contacts between the robot's arrow and a gremlin differ, by 0.07 m/s or
@@ -176,8 +176,8 @@ rad/s at the median, and the cost differs on 61 of 6,000 steps. That MuJoCo's so
 
 ## One step from random states
 
-The size of the difference in velocity [m/s, rad/s], the largest component over robot and gremlins, over {states:,} states
-per task. MuJoCo's solver is iterated to the end (tolerance 1e-30, 200 iterations); the last column has it at its
+The size of the difference in velocity [m/s, rad/s], the largest component over robot and gremlins, over {states:,}
+states per task. MuJoCo's solver is iterated to the end (tolerance 1e-30, 200 iterations); the last column has it at its
 default tolerance of 1e-8.
 Wanted of the 2 ms step: {"; ".join(f"{k}: {v}" for k, v in BARS.items())}.
 
@@ -201,9 +201,10 @@ episode and step, the costs as JAX / MuJoCo, the largest difference, and the dis
 
 ## Closed loop
 
-{episodes} episodes per cell, each side on its own state, with the same layouts and noise on both sides; JAX in float32, MuJoCo
-with its default solver. The interval is a paired bootstrap of the difference over episodes. It holds 0 in {sum(verdicts)} of
-{len(verdicts)} cases; if the two agree exactly, about {0.05 * len(verdicts):.0f} fall outside by chance.
+{episodes} episodes per cell, each side on its own state, with the same layouts and noise on both sides; JAX in float32,
+MuJoCo with its default solver. The interval is a paired bootstrap of the difference over episodes. It holds 0 in
+{sum(verdicts)} of {len(verdicts)} cases; if the two agree exactly,
+about {0.05 * len(verdicts):.0f} fall outside by chance.
 A cell whose interval does not hold 0 is run once more, with four times as many other episodes. Its last column then has
 those, and all together.
 
