@@ -10,6 +10,7 @@ import numpy as np
 from tqpo import store
 from tqpo.errors import ActionError, ConfigError
 from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.host.actions import to_env
 from tqpo.host.reference import name_of
 from tqpo.training import loop
 from tqpo.training.evaluations import add_evaluation, evaluate_run
@@ -64,7 +65,8 @@ class LoadedPolicy:
     """
 
     def __init__(self, policy: ActorPolicy, seed: int = 0, action: Mapping[str, Any] | None = None):
-        self._policy, self._form = policy, action
+        self._policy = policy
+        self._form = {name: np.array(x, int if name == "start" else np.float32) for name, x in (action or {}).items()}
         self._key = jax.random.key(seed)
         self._act = jax.jit(lambda policy, *args: policy.act(*args), static_argnums=4)
         self.obs_size = int(policy.moments.mean.shape[-1])
@@ -82,16 +84,9 @@ class LoadedPolicy:
         self._key, key = jax.random.split(self._key)
         carry = self._policy.feedback(self._carry, jax.numpy.float32(reward))
         action, self._carry = self._act(self._policy, obs, carry, key, deterministic)
-        return self._give(np.clip(np.asarray(action), -1.0, 1.0))
-
-    def _give(self, action: np.ndarray) -> Any:
-        """The action as the environment takes it."""
-        if self._form is None:
-            return action
-        if "start" in self._form:
-            return self._form["start"] + int(np.argmax(action))
-        low, high = np.array(self._form["low"], np.float32), np.array(self._form["high"], np.float32)
-        return low + (action.reshape(low.shape) + 1.0) / 2.0 * (high - low)
+        action = np.clip(np.asarray(action), -1.0, 1.0)
+        given = to_env(action, **self._form) if self._form else action
+        return int(given) if "start" in self._form else given
 
 
 def load(path: str | os.PathLike, seed: int | None = None) -> LoadedPolicy:

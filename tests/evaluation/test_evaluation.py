@@ -17,7 +17,8 @@ from tqpo.algorithms import rollout
 from tqpo.algorithms.settings import Constraint
 from tqpo.errors import ConfigError
 from tqpo.evaluation import episodes, summary
-from tqpo.evaluation.episodes import ActorPolicy, Totals, run_episodes, run_episodes_host
+from tqpo.evaluation.episodes import ActorPolicy, Totals, run_episodes
+from tqpo.evaluation.host_episodes import run_twin
 from tqpo.maths import normalize
 from tqpo.types import Array, Step
 
@@ -135,23 +136,23 @@ def test_the_reward_reaches_a_policy_that_asks_for_it():
     """Rewards 1, 2 + 0.1·1, 3 + 0.1·2.1."""
     expected = 1 + 2.1 + 3.21
     assert run_episodes(Asked(), Echo(), KEY, 2).returns == pytest.approx(expected)
-    assert run_episodes_host(on_host(Asked()), Echo(), KEY, 2).returns == pytest.approx(expected)
+    assert run_twin(on_host(Asked()), Echo(), KEY, 2).returns == pytest.approx(expected)
 
 
 def test_host_and_jax_run_the_same_episodes():
     policy, told = Noisy(jnp.ones(())), []
     for env in (Counter(), TwoArms()):
-        here = run_episodes_host(on_host(env), policy, KEY, 12, batch=5, progress=lambda *x: told.append(x))
+        here = run_twin(on_host(env), policy, KEY, 12, batch=5, progress=lambda *x: told.append(x))
         same(run_episodes(env, policy, KEY, 12), here)
     assert told[:3] == [(5, 12), (10, 12), (12, 12)]
-    same(run_episodes(Chain(), Always([0.0]), KEY, 2), run_episodes_host(on_host(Chain()), Always([0.0]), KEY, 2))
+    same(run_episodes(Chain(), Always([0.0]), KEY, 2), run_twin(on_host(Chain()), Always([0.0]), KEY, 2))
 
 
 def test_workers_change_nothing():
     policy = Noisy(jnp.ones(()))
     same(
         run_episodes(TwoArms(), policy, KEY, 6),
-        run_episodes_host(on_host(TwoArms()), policy, KEY, 6, workers=1),
+        run_twin(on_host(TwoArms()), policy, KEY, 6, workers=1),
     )
 
 
@@ -193,7 +194,7 @@ def test_a_task_and_its_twin():
     found = run_episodes(env, policy, KEY, 3)
     assert found.costs.shape == (3, 3)
     assert set(found.lengths) == {20}
-    judged = run_episodes_host(functools.partial(twin.MujocoTask, env.config), policy, KEY, 3)
+    judged = run_twin(functools.partial(twin.MujocoTask, env.config), policy, KEY, 3)
     np.testing.assert_allclose(found.returns, judged.returns, atol=1e-3)
     np.testing.assert_array_equal(found.costs, judged.costs)
 

@@ -34,10 +34,10 @@ class CheckEnv:
         from rich.table import Table
 
         from tqpo.host.check import check_env
-        from tqpo.host.spec import Hosting
+        from tqpo.host.spec import HostOptions
 
-        hosting = Hosting(self.vector, self.env_timeout)
-        found = check_env(self.env, assignments(self.task_set), self.cost_fn, hosting, self.steps)
+        options = HostOptions(self.vector, self.env_timeout)
+        found = check_env(self.env, assignments(self.task_set), self.cost_fn, options, self.steps)
         table = Table(title=escape(self.env))
         for column in ("", "what", "found", "what to do"):
             table.add_column(column)

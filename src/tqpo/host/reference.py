@@ -37,18 +37,18 @@ def find(reference: str) -> Callable[..., Any]:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # for good: worker processes get this list
     try:
-        found: Any = importlib.import_module(module)
+        named: Any = importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
             f"{reference!r}: {error}; start from the folder that holds {module}.py, or put that on PYTHONPATH"
         ) from error
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(named, part):
             raise ConfigError(f"{reference!r}: module {module} has no {name}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(f"{reference!r} is {type(found).__name__}: name a function or a class")
-    return found
+        named = getattr(named, part)
+    if not callable(named):
+        raise ConfigError(f"{reference!r} is {type(named).__name__}: name a function or a class")
+    return named
 
 
 def name_of(function: Callable[..., Any] | str) -> str:

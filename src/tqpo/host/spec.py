@@ -1,5 +1,6 @@
-"""What a learner must know of an environment on the host, found by building one and taking a step in it."""
+"""What a learner must know of an environment on the host. It is seen by building one and taking a step in it."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Mapping
@@ -7,30 +8,27 @@ from typing import Any
 
 from tqpo.errors import ConfigError, EnvError
 from tqpo.host import bridge, costs
-from tqpo.host.guard import FAILURES, Plan, Reading, alarm
+from tqpo.host.guard import FAILURES, WorkerSpec, alarm, read_step
+from tqpo.host.own_vector import first_costs
 from tqpo.host.reference import GYM, allowance, build, find, is_reference, takes
 from tqpo.host.spaces import Border, ContractError
 from tqpo.types import Env
 
 VECTORS = ("sync", "async", "ray")
-AUTORESETS = ("SameStep", "NextStep", "Disabled")
 UNLIMITED = 2**31 - 1  # steps of an episode that nobody limits
 
 
 @dataclasses.dataclass(frozen=True)
-class Hosting:
+class HostOptions:
     """How environments on the host are run."""
 
     vector: str = "sync"  # one after the other in this process, "async": each in a process of its own, "ray": on actors
     timeout: float = 60.0  # s that one call may take
     restarts: int = 3  # of each environment, after faults
-    autoreset: str = "SameStep"  # Gymnasium's mode, where the vector is ours; the transitions are the same
 
     def __post_init__(self) -> None:
         if self.vector not in VECTORS:
             raise ConfigError(f"vector = {self.vector!r}: {' or '.join(VECTORS)}")
-        if self.autoreset not in AUTORESETS:
-            raise ConfigError(f"autoreset = {self.autoreset!r}: one of {', '.join(AUTORESETS)}")
         if not self.timeout > 0:
             raise ConfigError(f"env_timeout = {self.timeout}: positive, in seconds")
         if self.restarts < 0:
@@ -44,24 +42,33 @@ class HostSpec:
     task: str
     settings: tuple[tuple[str, Any], ...]
     cost_fn: str | None
-    hosting: Hosting
+    options: HostOptions
     own_vector: bool  # the factory makes Gymnasium vectors
-    obs_size: int
-    action_size: int
-    discrete: bool
+    border: Border = dataclasses.field(compare=False, repr=False)
     cost_names: tuple[str, ...]
     max_steps: int
     min_steps: int = 1
 
-    def plan(self) -> Plan:
-        """As workers get it."""
-        return Plan(
-            functools.partial(build, self.task, self.settings, **patience(self.task, self.hosting.timeout)),
-            border_of(self),
-            find(self.cost_fn) if self.cost_fn else None,
-            self.cost_names,
-            self.hosting.timeout,
-            self.hosting.restarts,
+    @property
+    def obs_size(self) -> int:
+        return self.border.obs_size
+
+    @property
+    def action_size(self) -> int:
+        return self.border.action_size
+
+    @property
+    def discrete(self) -> bool:
+        return self.border.discrete
+
+    def worker(self) -> WorkerSpec:
+        return WorkerSpec(
+            make=functools.partial(build, self.task, self.settings, **patience(self.task, self.options.timeout)),
+            border=self.border,
+            cost_fn=find(self.cost_fn) if self.cost_fn else None,
+            cost_names=self.cost_names,
+            timeout=self.options.timeout,
+            restarts=self.options.restarts,
         )
 
     def describe(self) -> dict[str, Any]:
@@ -71,11 +78,11 @@ class HostSpec:
 
 
 def make_own(
-    task: str, settings: Mapping[str, Any] | None = None, cost_fn: str | None = None, hosting: Hosting | None = None
+    task: str, settings: Mapping[str, Any] | None = None, cost_fn: str | None = None, options: HostOptions | None = None
 ) -> "HostSpec | Env":
     """The environment that a reference names: one on the host, or a pure JAX environment as it is."""
     try:
-        return _probe(task, tuple(sorted((settings or {}).items())), cost_fn, hosting or Hosting())
+        return _probe(task, tuple(sorted((settings or {}).items())), cost_fn, options or HostOptions())
     except TypeError as error:
         if "unhashable" not in str(error):
             raise
@@ -83,36 +90,31 @@ def make_own(
 
 
 @functools.lru_cache(maxsize=32)
-def _probe(task: str, settings: tuple, cost_fn: str | None, hosting: Hosting) -> "HostSpec | Env":
+def _probe(task: str, settings: tuple, cost_fn: str | None, options: HostOptions) -> "HostSpec | Env":
+    """Builds one environment, or a vector of two, and takes one step in it."""
     if not is_reference(task):
         raise ConfigError(f"{task!r}: write gym:ID, module:factory or bridge:PYTHON:MODULE:NAME")
     own_vector = not task.startswith(GYM) and takes(find(task), "num_envs")
-    if cost_fn:
-        find(cost_fn)
-    env: Any = make_one(task, settings, own_vector, hosting.timeout)
+    cost_function = find(cost_fn) if cost_fn else None
+    env: Any = _build(task, settings, own_vector, options.timeout)
     if isinstance(env, Env) and not hasattr(env, "observation_space"):
         if cost_fn:
             raise ConfigError(f"cost_fn = {cost_fn}: {task} is a JAX environment, whose steps hold their cost")
         return env
+    host: Any = env
     try:
-        return HostSpec(
-            task=task,
-            settings=settings,
-            cost_fn=cost_fn,
-            hosting=hosting,
-            own_vector=own_vector,
-            **_facts(task, env, cost_fn, own_vector, hosting.timeout),
-        )
+        if own_vector:
+            border = Border(host.single_observation_space, host.single_action_space)
+        else:
+            border = Border(host.observation_space, host.action_space)
+        by_name = _first_costs(task, host, border, cost_function, own_vector, options.timeout)
+        names, limit = costs.names_of(by_name), time_limit(host) or UNLIMITED
+        return HostSpec(task, settings, cost_fn, options, own_vector, border, names, limit)
     finally:
-        close(env)
+        host.close()
 
 
-def close(env: Any) -> None:  # a protocol would hide it
-    env.close()
-
-
-def make_one(task: str, settings: tuple, own_vector: bool, timeout: float) -> Any:
-    """One environment, or a vector of two."""
+def _build(task: str, settings: tuple, own_vector: bool, timeout: float) -> Any:
     try:
         with alarm(timeout):
             env = build(task, settings, **patience(task, timeout), **({"num_envs": 2} if own_vector else {}))
@@ -121,9 +123,8 @@ def make_one(task: str, settings: tuple, own_vector: bool, timeout: float) -> An
     except FAILURES as error:
         raise EnvError(f"{task}: it cannot be built: {type(error).__name__}: {error}") from error
     needed = ("observation_space", "action_space", "reset", "step")
-    if missing := [name for name in needed if not hasattr(env, name)]:
-        if isinstance(env, Env):
-            return env
+    missing = [name for name in needed if not hasattr(env, name)]
+    if missing and not isinstance(env, Env):
         raise EnvError(f"{task}: a {type(env).__name__} is no environment: it has no {', '.join(missing)}")
     return env
 
@@ -135,48 +136,21 @@ def patience(task: str, timeout: float) -> dict[str, Any]:
     return {"options": bridge.Options(timeout=0.9 * timeout, start_timeout=0.9 * timeout)}
 
 
-def _facts(task: str, env: Any, cost_fn: str | None, own_vector: bool, timeout: float) -> dict[str, Any]:
-    """Sizes and cost names, from one step of one episode."""
-    border = _border(env, own_vector)
-    reading = Reading(border, find(cost_fn) if cost_fn else None)
+def _first_costs(task: str, env: Any, border: Border, cost_fn: Any, own_vector: bool, timeout: float) -> dict[str, Any]:
+    """The costs by name in the first step of an episode."""
     try:
         with alarm(allowance(task, timeout, 2)):
             if own_vector:
-                from tqpo.host.own_vector import first_costs
-
-                found = first_costs(env, reading)
+                by_name = first_costs(env, cost_fn)
             else:
-                obs, _ = env.reset(seed=0)
-                reading.begin(obs)
-                action = border.action_space.sample()
-                *_, found, _, _ = reading.step(action, env.step(action))
-        costs.channels(found, costs.names_of(found))
+                obs, action = copy.deepcopy(env.reset(seed=0)[0]), border.action_space.sample()
+                _, _, by_name, _, _ = read_step(border, cost_fn, obs, action, env.step(action))
+        costs.channels(by_name, costs.names_of(by_name))
+        return by_name
     except ContractError as error:
         raise EnvError(f"{task}, its first step: {error}") from error
     except FAILURES as error:
         raise EnvError(f"{task}, its first step: {type(error).__name__}: {error}") from error
-    return {
-        "obs_size": border.obs_size,
-        "action_size": border.action_size,
-        "discrete": border.discrete,
-        "cost_names": costs.names_of(found),
-        "max_steps": time_limit(env) or UNLIMITED,
-    }
-
-
-def _border(env: Any, own_vector: bool) -> Border:
-    if own_vector:
-        return Border(env.single_observation_space, env.single_action_space)
-    return Border(env.observation_space, env.action_space)
-
-
-@functools.lru_cache(maxsize=32)
-def border_of(spec: HostSpec) -> Border:
-    env = make_one(spec.task, spec.settings, spec.own_vector, spec.hosting.timeout)
-    try:
-        return _border(env, spec.own_vector)
-    finally:
-        env.close()
 
 
 def time_limit(env: Any) -> int | None:

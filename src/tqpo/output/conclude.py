@@ -10,7 +10,8 @@ import numpy as np
 from tqpo import store
 from tqpo.envs import Task
 from tqpo.errors import ConfigError
-from tqpo.evaluation.episodes import HostRunner, Policy, trace
+from tqpo.evaluation.episodes import Policy, trace
+from tqpo.evaluation.host_episodes import play_twin
 from tqpo.output import plots
 from tqpo.output.playback import record_episode
 from tqpo.output.report import Report, write_report
@@ -132,7 +133,7 @@ def filmed_frames(env: Task, policy: Policy, key: Key, episode: int, determinist
                 frames.append(self.render())
             return super().observe()
 
-    HostRunner(lambda: Filmed(env.config), policy, key, deterministic)([episode])
+    play_twin(lambda: Filmed(env.config), policy, key, [episode], deterministic)
     return frames
 
 

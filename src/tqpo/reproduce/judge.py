@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from tqpo.envs import make
-from tqpo.evaluation.episodes import HostRunner, Totals
+from tqpo.evaluation.episodes import Totals
+from tqpo.evaluation.host_episodes import Episode, play_twin
 from tqpo.reproduce.cells import Plan, judged, load_policy, path_of, read, summary, write
 from tqpo.reproduce.paper import Cell
 from tqpo.training.evaluations import evaluation_key
@@ -61,7 +61,7 @@ class Judge:
         path = path_of(self.plan, cell)
         result: dict[str, Any] = read(path) or {}
         result["judge"]["mujoco"] = summary(
-            self.plan, cell, {seed: totals(played) for seed, played in episodes.items()}
+            self.plan, cell, {seed: Totals.of(played) for seed, played in episodes.items()}
         )
         write(path, result)
 
@@ -69,19 +69,15 @@ class Judge:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
 
-def totals(played: Sequence[tuple[float, np.ndarray, int]]) -> Totals:
-    return Totals(*(np.array(x) for x in zip(*played, strict=True)))
-
-
 def begin_worker() -> None:
     os.environ["XLA_FLAGS"] = ONE_THREAD
     jax.config.update("jax_platforms", "cpu")
 
 
-def play(plan: Plan, part: Part) -> list[tuple[float, np.ndarray, int]]:
+def play(plan: Plan, part: Part) -> list[Episode]:
     """Some episodes of a policy in the twin."""
     from tqpo.envs.mujoco import MujocoTask
 
     config = make(part.cell.task).config
     policy = load_policy(plan, part.cell, part.seed)
-    return HostRunner(lambda: MujocoTask(config), policy, evaluation_key(part.seed), False)(part.indices)
+    return play_twin(lambda: MujocoTask(config), policy, evaluation_key(part.seed), part.indices)

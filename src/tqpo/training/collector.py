@@ -1,6 +1,6 @@
 """Learning from environments on the host: a `Collector` feeds a group of runs.
 
-One batch of R·B environments serves R runs. A tick may give nothing for some environment (its vector only reset it, or its
+One batch of R·B environments serves R runs. A step may give nothing for some environment (its vector only reset it, or its
 worker was restarted), so transitions wait in line: a batch is the next T of each environment, and what is left over goes into
 the one after it. An episode that was lost to a fault is left out.
 """
@@ -14,63 +14,46 @@ import numpy as np
 
 from tqpo import algorithms, networks
 from tqpo.algorithms import learner, rollout
-from tqpo.host.batch import Hosts, Tick
+from tqpo.host.batch import EnvBatch
 from tqpo.host.spec import HostSpec
+from tqpo.host.transition import Transitions
 from tqpo.types import Array, Batch, Key, PyTree
 
 SEED_OF_RUN = 100_003  # between the seeds of two runs' environments
 
 
-class Moment(NamedTuple):
-    """One tick of N environments as the learner wants it; memory and values are those of the acting policy."""
-
-    obs: np.ndarray  # [N, O]
-    action: np.ndarray  # [N, A]
-    log_prob: np.ndarray  # [N]
-    reward: np.ndarray  # [N]
-    cost: np.ndarray  # [N, C]
-    terminated: np.ndarray  # [N]
-    truncated: np.ndarray  # [N]
-    next_obs: np.ndarray  # [N, O]
-    first: np.ndarray  # [N]
-    prev_action: np.ndarray  # [N, A]
-    prev_reward: np.ndarray  # [N]
-    memory: PyTree  # [N, …] before the step, or None
-    outputs: PyTree  # [N, …] or None
-    next_outputs: PyTree  # [N, …] or None
-
-
 class Lines:
-    """Transitions waiting in line, one line per environment."""
+    """Transitions waiting in line, one line per environment. A step is a `Rollout` with leaves [N, …], its memory before it."""
 
     def __init__(self, count: int):
-        self.moments: list[Moment] = []
-        self.waiting: list[list[int]] = [[] for _ in range(count)]  # places in `moments`
+        self.steps: list[rollout.Rollout] = []
+        self.waiting: list[list[int]] = [[] for _ in range(count)]  # places in `steps`
 
-    def add(self, moment: Moment, valid: np.ndarray, lost: np.ndarray) -> None:
+    def add(self, step: rollout.Rollout, valid: np.ndarray, lost: np.ndarray) -> None:
         """Lines up the valid ones; of a lost episode, whatever still waits is thrown away."""
         for i in np.flatnonzero(lost).tolist():
             line = self.waiting[i]
-            while line and not self._cut(line[-1], i):
+            while line and not self._ends(line[-1], i):
                 line.pop()
         for i in np.flatnonzero(valid):
-            self.waiting[i].append(len(self.moments))
-        self.moments.append(moment)
+            self.waiting[i].append(len(self.steps))
+        self.steps.append(step)
 
-    def _cut(self, place: int, i: int) -> bool:
-        return bool(self.moments[place].terminated[i] or self.moments[place].truncated[i])
+    def _ends(self, place: int, i: int) -> bool:
+        batch = self.steps[place].batch
+        return bool(batch.terminated[i] or batch.truncated[i])
 
     def ready(self, steps: int) -> bool:
         return min(map(len, self.waiting)) >= steps
 
-    def take(self, steps: int) -> Moment:
+    def take(self, steps: int) -> rollout.Rollout:
         """The next `steps` of every environment, leaves [T, N, …]."""
         places = np.array([line[:steps] for line in self.waiting]).T  # [T, N]
         columns = np.arange(len(self.waiting))
-        taken = jax.tree.map(lambda *x: np.stack(x)[places, columns], *self.moments)
+        taken = jax.tree.map(lambda *x: np.stack(x)[places, columns], *self.steps)
         rest = [line[steps:] for line in self.waiting]
-        keep = min((line[0] for line in rest if line), default=len(self.moments))
-        self.moments = self.moments[keep:]
+        keep = min((line[0] for line in rest if line), default=len(self.steps))
+        self.steps = self.steps[keep:]
         self.waiting = [[place - keep for place in line] for line in rest]
         return taken
 
@@ -87,7 +70,7 @@ class Now(NamedTuple):
 
 @jax.jit
 def decide(networks_: PyTree, moments: PyTree, now: Now, keys: Key, t: Array) -> tuple[Now, rollout.Decision]:
-    """What R policies do in their B environments at tick t; also what they acted on, as a policy sees it."""
+    """What R policies do in their B environments at step t; also what they acted on, as a policy sees it."""
 
     def one(network, moments, now, key):
         clean = rollout.select(now.first, jax.tree.map(jnp.zeros_like, now), now)._replace(obs=now.obs, first=now.first)
@@ -119,7 +102,7 @@ class Collector:
         self.env, self.algorithm, self.config = env, algorithm, config
         self.shape = (len(seeds), config.n_envs)  # R, B
         count = len(seeds) * config.n_envs
-        self.hosts = Hosts(env, count, seed=(SEED_OF_RUN * (seeds[0] + 1) + start) % 2**31)
+        self.envs = EnvBatch(env, count, seed=(SEED_OF_RUN * (seeds[0] + 1) + start) % 2**31)
         self.lines = Lines(count)
         self.now: Now | None = None
 
@@ -127,7 +110,7 @@ class Collector:
         return self
 
     def __exit__(self, *problem: Any) -> None:
-        self.hosts.close()
+        self.envs.__exit__(*problem)
 
     def __call__(self, state: PyTree, configs: PyTree) -> tuple[PyTree, dict[str, Array]]:
         """One iteration of all runs: (state, configs [R]) → (state, metrics [1, R, …])."""
@@ -140,7 +123,7 @@ class Collector:
         now = self.now or self._begin(state)
         t = 0
         while not self.lines.ready(self.config.n_steps):
-            now = self._tick(state, now, keys, t)
+            now = self._step(state, now, keys, t)
             t += 1
         self.now = now
         return self._arrange(self.lines.take(self.config.n_steps))
@@ -150,56 +133,55 @@ class Collector:
         memory = jax.vmap(lambda network: networks.initial_memory(network.actor, (envs,)))(state.network)
         zero = np.zeros((runs, envs), np.float32)
         actions = np.zeros((runs, envs, self.env.action_size), np.float32)
-        return Now(self._split(self.hosts.reset()), np.ones((runs, envs), bool), actions, zero, memory)
+        return Now(self._split(self.envs.reset()), np.ones((runs, envs), bool), actions, zero, memory)
 
-    def _tick(self, state: learner.LearnerState, now: Now, keys: Key, t: int) -> Now:
+    def _step(self, state: learner.LearnerState, now: Now, keys: Key, t: int) -> Now:
         now, decision = decide(state.network, state.moments, now, keys, t)
         action = np.asarray(decision.action)
-        tick = self.hosts.tick(np.clip(self._join(action), -1.0, 1.0))
-        reward = self._split(tick.reward.astype(np.float32))
+        step = self.envs.step(np.clip(self._join(action), -1.0, 1.0))
+        reward = self._split(step.reward.astype(np.float32))
         ahead = None
         if decision.outputs is not None:
-            ahead = look_ahead(state.network, state.moments, decision, self._split(tick.next_obs), reward)
-        self.lines.add(self._moment(now, decision, tick, ahead), tick.valid, tick.lost)
-        over = self._split(tick.terminated | tick.truncated | ~tick.valid)
-        return Now(self._split(tick.obs), over, action, reward, decision.memory)
+            ahead = look_ahead(state.network, state.moments, decision, self._split(step.next_obs), reward)
+        self.lines.add(self._record(now, decision, step, ahead), step.valid, step.lost)
+        return Now(self._split(step.obs), self._split(step.ended | ~step.valid), action, reward, decision.memory)
 
-    def _moment(self, now: Now, decision: rollout.Decision, tick: Tick, ahead: PyTree) -> Moment:
+    def _record(self, now: Now, decision: rollout.Decision, step: Transitions, ahead: PyTree) -> rollout.Rollout:
+        given: Any = step
+        batch = Batch(
+            obs=self._join(now.obs),
+            action=self._join(decision.action),
+            log_prob=self._join(decision.log_prob),
+            reward=given.reward.astype(np.float32),
+            cost=given.cost,
+            terminated=given.terminated,
+            truncated=given.truncated,
+            next_obs=given.next_obs,
+        )
         flat = functools.partial(jax.tree.map, self._join)
-        return Moment(
-            self._join(now.obs),
-            self._join(decision.action),
-            self._join(decision.log_prob),
-            tick.reward.astype(np.float32),
-            tick.cost,
-            tick.terminated,
-            tick.truncated,
-            tick.next_obs,
-            self._join(now.first),
-            self._join(now.prev_action),
-            self._join(now.prev_reward),
-            flat(now.memory),
-            flat(decision.outputs),
-            flat(ahead),
+        return rollout.Rollout(
+            batch=batch,
+            first=flat(now.first),
+            prev_action=flat(now.prev_action),
+            prev_reward=flat(now.prev_reward),
+            memory=flat(now.memory),
+            outputs=flat(decision.outputs),
+            next_outputs=flat(ahead),
         )
 
-    def _arrange(self, taken: Moment) -> rollout.Rollout:
+    def _arrange(self, taken: rollout.Rollout) -> rollout.Rollout:
         runs, envs = self.shape
 
         def by_run(x) -> Any:  # [T, R·B, …] → [R, T, B, …]
             return np.moveaxis(x.reshape(len(x), runs, envs, *x.shape[2:]), 1, 0)
 
-        seen: Any = Moment(*jax.tree.map(by_run, tuple(taken)))
-        memory = jax.tree.map(lambda x: x[:, :: self.config.segment], seen.memory)  # [R, S, B, …]
-        batch = Batch(*seen[:8])
-        return rollout.Rollout(
-            batch, seen.first, seen.prev_action, seen.prev_reward, memory, seen.outputs, seen.next_outputs
-        )
+        seen = jax.tree.map(by_run, taken)
+        return seen._replace(memory=jax.tree.map(lambda x: x[:, :: self.config.segment], seen.memory))  # [R, S, B, …]
 
     def _split(self, x: Any) -> np.ndarray:
         return np.asarray(x).reshape(*self.shape, *np.shape(x)[1:])
 
-    def _join(self, x: Any) -> np.ndarray:
+    def _join(self, x: Any) -> Any:
         x = np.asarray(x)
         return x.reshape(-1, *x.shape[2:])
 

@@ -75,10 +75,10 @@ class Job:
                 return make(self.task, **self.task_settings)
             except UnknownNameError as error:
                 raise UnknownNameError(f"{error}; a Gymnasium environment is written gym:{self.task}") from None
-        from tqpo.host.spec import Hosting, make_own
+        from tqpo.host.spec import HostOptions, make_own
 
-        hosting = Hosting(self.vector, float(self.env_timeout), self.env_restarts)
-        return make_own(self.task, self.task_settings, self.cost_fn, hosting)
+        options = HostOptions(self.vector, float(self.env_timeout), self.env_restarts)
+        return make_own(self.task, self.task_settings, self.cost_fn, options)
 
     @property
     def on_host(self) -> bool:

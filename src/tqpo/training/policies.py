@@ -39,10 +39,8 @@ def action_form(env: Spec) -> dict[str, Any] | None:
     """How an action becomes what an environment on the host takes; None: as it is."""
     if isinstance(env, Env):
         return None
-    from tqpo.host.spec import border_of
-
     host: Any = env
-    return border_of(host).describe_action()
+    return host.border.describe_action()
 
 
 def template(description: Mapping[str, Any]) -> ActorPolicy:
