@@ -29,7 +29,8 @@ from tqpo.host.bridge import client, server
 from tqpo.host.bridge import errors as trouble
 from tqpo.host.bridge.environments import BridgeVectorEnv, Options
 from tqpo.host.bridge.server import Channel, Frame, Hangup, Violation
-from tqpo.host.spec import HostOptions, HostSpec, make_own
+from tqpo.host.probe import make_own
+from tqpo.host.spec import HostOptions, HostSpec
 from tqpo.output import digest
 from tqpo.training import loop
 from tqpo.training.evaluations import add_evaluation

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tqpo.errors import ConfigError, EnvError
 from tqpo.host import costs, reference
 from tqpo.host.batch import EnvBatch
+from tqpo.host.probe import make_own
 from tqpo.host.spaces import Border, ContractError
-from tqpo.host.spec import HostOptions, make_own
+from tqpo.host.spec import HostOptions
 from tqpo.types import Env
 
 QUICK = HostOptions(timeout=0.3)
@@ -131,7 +132,7 @@ class TestCosts:
     @given(st.floats(0, 100), st.dictionaries(st.sampled_from("abcd"), st.floats(0, 100)))
     def test_a_total_that_is_given_stays(self, total, named):
         info = {"cost": total} | {f"cost_{k}": v for k, v in named.items()}
-        vector = costs.channels(costs.named(None, info, own=False), ("cost", *named))
+        vector = costs.channels(costs.read(None, None, None, None, info), ("cost", *named))
         np.testing.assert_allclose(vector, [total, *named.values()], rtol=1e-5, atol=1e-9)
 
     def test_a_named_cost_must_be_there_in_every_step(self):

@@ -12,7 +12,8 @@ from tqpo import networks
 from tqpo.algorithms import rollout
 from tqpo.algorithms.presets import preset
 from tqpo.evaluation.host_episodes import run_episodes
-from tqpo.host.spec import HostOptions, make_own
+from tqpo.host.probe import make_own
+from tqpo.host.spec import HostOptions
 from tqpo.maths import normalize
 from tqpo.training.collector import Collector, Lines
 from tqpo.training.policies import policies_of

@@ -62,9 +62,8 @@ class Totals(NamedTuple):
     lengths: np.ndarray  # [N] int, steps
 
     @classmethod
-    def of(cls, episodes: Iterable[tuple[float, np.ndarray, int]]) -> "Totals":
-        """Return, costs and length of each."""
-        return cls(*(np.array(x) for x in zip(*episodes, strict=True)))
+    def join(cls, parts: Iterable["Totals"]) -> "Totals":
+        return cls(*(np.concatenate(x) for x in zip(*parts, strict=True)))
 
 
 class Running(NamedTuple):
@@ -146,10 +145,11 @@ def run_episodes(
     batch = min(check_count("batch", batch), episodes)
     parts = []
     for first in range(0, episodes, batch):
-        parts.append(jax.tree.map(np.asarray, _run_batch(env, policy, key, jnp.asarray(first), batch, deterministic)))
+        totals = Totals(*_run_batch(env, policy, key, jnp.asarray(first), batch, deterministic))
+        parts.append(jax.tree.map(lambda x, size=episodes - first: np.asarray(x)[:size], totals))
         if progress is not None:
             progress(min(first + batch, episodes), episodes)
-    return Totals(*(np.concatenate(x)[:episodes] for x in zip(*parts, strict=True)))
+    return Totals.join(parts)
 
 
 class Trace(NamedTuple):

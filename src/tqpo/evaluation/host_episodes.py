@@ -9,8 +9,8 @@ import contextlib
 import functools
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -20,7 +20,7 @@ import numpy as np
 from tqpo.algorithms import rollout
 from tqpo.errors import ConfigError, EnvError, RenderError
 from tqpo.evaluation.episodes import Policy, Progress, Totals, act, check_count, episode_keys, feedback
-from tqpo.host.reference import GYM, build, find, takes
+from tqpo.host.reference import GYM, find, takes
 from tqpo.host.transition import Transition, Transitions, stack
 from tqpo.types import Key, PyTree
 
@@ -30,22 +30,6 @@ if TYPE_CHECKING:
 AT_ONCE = 32  # environments of an evaluation, where they share a process
 ENDLESS = 100_000  # steps after which an episode is taken to have no end
 LONGEST = 2000  # steps of a film
-
-
-class Envs(Protocol):
-    """Environments that are stepped together, as `host.batch.EnvBatch`."""
-
-    def reset(self) -> np.ndarray: ...
-
-    def step(self, actions: np.ndarray) -> Transitions: ...
-
-
-class Episode(NamedTuple):
-    """An episode, summed up."""
-
-    reward: float
-    costs: np.ndarray  # [C]
-    length: int
 
 
 @eqx.filter_jit
@@ -61,31 +45,40 @@ def _act(policy: Policy, key: Key, index: Any, t: Any, obs: Any, carry: PyTree, 
 
 
 def play(
-    envs: Envs, policy: Policy, key: Key, shares: Sequence[Sequence[int]], deterministic: bool = False
-) -> Iterator[tuple[int, Episode]]:
-    """Environment n of the batch runs the episodes `shares[n]`, one after the other; each is given when it ends.
+    envs: Any,
+    policy: Policy,
+    key: Key,
+    shares: Sequence[Sequence[int]],
+    deterministic: bool = False,
+    progress: Progress | None = None,
+) -> Totals:
+    """Environment n of the batch runs the episodes `shares[n]`, one after the other; all, in the order of their indices.
 
-    An episode that is lost to a fault is run again.
+    `envs` has `reset()` and `step(actions)` as `EnvBatch` has them. An episode that is lost to a fault is run again.
     """
     obs, n = envs.reset(), len(shares)
     carry = jax.tree.map(lambda x: jnp.stack([x] * n), policy.init())
     sizes, done = np.array([len(share) for share in shares]), np.zeros(n, int)  # episodes
     length, reward = np.zeros(n, int), np.zeros(n)  # steps of the episode under way; the last reward
     sums = np.zeros((n, 1))  # [N, 1 + C] return and costs of the episode under way
+    played: dict[int, tuple[float, np.ndarray, int]] = {}
     while np.any(done < sizes):
         index = np.array([share[min(k, len(share) - 1)] for share, k in zip(shares, done, strict=True)])
         seen = jnp.asarray(obs, float), carry, jnp.asarray(reward, float)
         action, carry = _act(policy, key, index, length, *seen, deterministic)
-        step = envs.step(np.asarray(action))
+        step: Transitions = envs.step(np.asarray(action))
         sums = np.where(step.valid[:, None], sums + np.column_stack([step.reward, step.cost]), 0.0)
         length = np.where(step.valid, length + 1, 0)
         for i in np.flatnonzero(step.ended & (done < sizes)):
+            played[index[i]] = sums[i, 0], sums[i, 1:].copy(), length[i]
             done[i] += 1
-            yield int(index[i]), Episode(float(sums[i, 0]), sums[i, 1:].copy(), int(length[i]))
+            if progress is not None:
+                progress(len(played), int(sizes.sum()))
         sums[step.ended], length[step.ended] = 0.0, 0
         if length.max() >= ENDLESS:
             raise EnvError(f"an episode has not ended after {ENDLESS:,} steps: give the environment a time limit")
         obs, reward = step.obs, step.reward
+    return Totals(*(np.array(x) for x in zip(*(played[i] for i in sorted(played)), strict=True)))
 
 
 def run_episodes(
@@ -104,17 +97,12 @@ def run_episodes(
     """
     from tqpo.host.batch import EnvBatch
 
-    own_process = env.options.vector == "async" and not env.own_vector
+    own_process = env.options.vector == "async" and not env.autoreset
     at_once = at_once or (os.cpu_count() or 1 if own_process else AT_ONCE)
     count = min(check_count("at_once", at_once), check_count("episodes", episodes))
     shares = [part.tolist() for part in np.array_split(np.arange(episodes), count)]
-    played: dict[int, Episode] = {}
     with EnvBatch(env, count, int(jax.random.randint(key, (), 0, 2**30))) as envs:
-        for index, episode in play(envs, policy, key, shares, deterministic):
-            played[index] = episode
-            if progress is not None:
-                progress(len(played), episodes)
-        return Totals.of(played[i] for i in range(episodes)), envs.take_reports()
+        return play(envs, policy, key, shares, deterministic, progress), envs.take_reports()
 
 
 class KeyedEnvs:
@@ -139,20 +127,14 @@ class KeyedEnvs:
 
 def play_twin(
     make_env: Callable[[], Any], policy: Policy, key: Key, indices: Sequence[int], deterministic: bool = False
-) -> list[Episode]:
+) -> Totals:
     """These episodes, side by side."""
     envs = KeyedEnvs([make_env() for _ in indices], [episode_keys(key, i)[0] for i in indices])
-    played = dict(play(envs, policy, key, [[i] for i in indices], deterministic))
-    return [played[i] for i in indices]
+    return play(envs, policy, key, [[i] for i in indices], deterministic)
 
 
 def _begin_worker() -> None:
     jax.config.update("jax_platforms", "cpu")
-
-
-def _play_in_worker(make_env, policy, key_data, implementation, deterministic, indices) -> list[Episode]:
-    key = jax.random.wrap_key_data(key_data, impl=implementation)
-    return play_twin(make_env, policy, key, indices, deterministic)
 
 
 def run_twin(
@@ -169,20 +151,17 @@ def run_twin(
     """So many fresh episodes, `batch` of them at a time. With `workers`, in as many new processes."""
     check_count("episodes", episodes)
     batch = min(check_count("batch", batch), -(-episodes // max(workers, 1)))
-    parts = [range(first, min(first + batch, episodes)) for first in range(0, episodes, batch)]
-    # nothing of a device travels
-    policy = jax.tree.map(lambda x: np.asarray(x) if isinstance(x, jax.Array) else x, policy)
-    data, implementation = np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key))
-    run = functools.partial(_play_in_worker, make_env, policy, data, implementation, deterministic)
+    indices = [range(first, min(first + batch, episodes)) for first in range(0, episodes, batch)]
+    run = functools.partial(play_twin, make_env, policy, key, deterministic=deterministic)
     context = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would lose
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, _begin_worker) if workers else None
-    played: list[Episode] = []
+    parts = []
     with pool or contextlib.nullcontext():
-        for part in pool.map(run, parts) if pool else map(run, parts):
-            played += part
+        for part in pool.map(run, indices) if pool else map(run, indices):
+            parts.append(part)
             if progress is not None:
-                progress(len(played), episodes)
-    return Totals.of(played)
+                progress(sum(len(part.returns) for part in parts), episodes)
+    return Totals.join(parts)
 
 
 class Filmed:
@@ -209,16 +188,16 @@ def film(
     env: "HostSpec", policy: Policy, key: Key, episode: int = 0, deterministic: bool = False
 ) -> tuple[list[np.ndarray], float]:
     """Frames of an episode, and how long each lasts in seconds. The environment must draw itself as "rgb_array"."""
-    if env.own_vector:
+    if env.autoreset:
         raise ConfigError(f"{env.task} makes vectors: there is no single environment to film")
     draws = env.task.startswith(GYM) or takes(find(env.task), "render_mode")
     seed = int(jax.random.randint(jax.random.fold_in(key, episode), (), 0, 2**30))
     try:
-        single: Any = build(env.task, env.settings, **({"render_mode": "rgb_array"} if draws else {}))
+        single: Any = env.make(**({"render_mode": "rgb_array"} if draws else {}))
         if getattr(single, "render_mode", None) != "rgb_array":
             raise RenderError(f'{env.task} has no render_mode "rgb_array": let its factory take render_mode')
         filmed = Filmed(single, env.border, seed)
-        list(play(filmed, policy, key, [[episode]], deterministic))
+        play(filmed, policy, key, [[episode]], deterministic)
         single.close()
     except (ConfigError, RenderError):
         raise

@@ -58,7 +58,7 @@ def summarise(
     per_seed = [
         {"seed": int(seed)} | scope(part, constraints, confidence, cost_names) for seed, part in episodes.items()
     ]
-    pooled = scope(Totals(*(np.concatenate(x) for x in zip(*parts, strict=True))), constraints, confidence, cost_names)
+    pooled = scope(Totals.join(parts), constraints, confidence, cost_names)
     return {
         "label": label,
         "deterministic": deterministic,

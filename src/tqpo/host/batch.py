@@ -7,7 +7,6 @@ import numpy as np
 
 from tqpo.errors import EnvError
 from tqpo.host.own_vector import OwnVector
-from tqpo.host.reference import allowance
 from tqpo.host.spec import HostSpec
 from tqpo.host.transition import Transition, Transitions, stack
 from tqpo.host.workers import Process, Worker, Workers
@@ -15,13 +14,13 @@ from tqpo.host.workers import Process, Worker, Workers
 
 def make_vector(spec: HostSpec, count: int) -> Workers | OwnVector:
     """As the spec's options want it."""
-    if spec.own_vector:
-        return OwnVector(spec.worker(), count, allowance(spec.task, spec.options.timeout, count))
+    if spec.autoreset:
+        return OwnVector(spec, count)
     if spec.options.vector == "ray":
         from tqpo.host.ray_workers import RayWorkers
 
-        return RayWorkers(spec.worker(), count)
-    return Workers(spec.worker(), count, Worker if spec.options.vector == "sync" else Process)
+        return RayWorkers(spec, count)
+    return Workers(spec, count, Worker if spec.options.vector == "sync" else Process)
 
 
 class EnvBatch:

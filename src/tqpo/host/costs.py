@@ -23,19 +23,17 @@ MISSING = (
 def read(
     cost_fn: Callable[..., Any] | None, obs: Any, action: Any, next_obs: Any, info: Mapping[str, Any], given: Any = None
 ) -> dict[str, Any]:
-    """Costs by name in a step from `obs` to `next_obs`; `given` is that of a six-tuple."""
-    value = given if cost_fn is None else cost_fn(obs, action, next_obs, info)
-    return named(value, info, cost_fn is not None)
-
-
-def named(value: Any, info: Mapping[str, Any], own: bool) -> dict[str, Any]:
-    """Costs by name. `value` is what `cost_fn` (then `own`) or a six-tuple gave, or None."""
-    value = info.get("cost") if value is None and not own else value
+    """Costs by name of a step from `obs` to `next_obs`; `given` is the third value of a six-tuple."""
+    value = info.get("cost") if given is None else given
+    if cost_fn is not None:
+        value = cost_fn(obs, action, next_obs, info)
     by_name = dict(value) if isinstance(value, Mapping) else {} if value is None else {"cost": value}
-    if not own:
+    if cost_fn is None:
         by_name = {k.removeprefix("cost_"): v for k, v in info.items() if k.startswith("cost_")} | by_name
     if not by_name:
-        raise ContractError(MISSING if not own else "cost_fn returned no cost: it must return a number, or a dict")
+        raise ContractError(
+            MISSING if cost_fn is None else "cost_fn returned no cost: it must return a number, or a dict"
+        )
     return by_name
 
 

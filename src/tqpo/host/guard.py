@@ -5,8 +5,6 @@ contract and too many faults are an `EnvError`.
 """
 
 import contextlib
-import copy
-import dataclasses
 import functools
 import signal
 import threading
@@ -19,6 +17,7 @@ import numpy as np
 from tqpo.errors import EnvError
 from tqpo.host import costs
 from tqpo.host.spaces import Border, ContractError, finite
+from tqpo.host.spec import HostSpec
 from tqpo.host.transition import Fault, Transition, beginning
 
 SEED_STEP = 1_000_003  # between the seed of an environment and that of its successor
@@ -29,18 +28,6 @@ class Hang(BaseException):
 
 
 FAILURES = (Exception, Hang, SystemExit)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class WorkerSpec:
-    """All that a worker must know."""
-
-    make: Callable[..., Any]  # an environment, or with `num_envs` a vector
-    border: Border
-    cost_fn: Callable[..., Any] | None
-    cost_names: tuple[str, ...]
-    timeout: float  # s, of one call
-    restarts: int  # of one environment
 
 
 @contextlib.contextmanager
@@ -82,7 +69,7 @@ def read_step(
 class Watched:
     """A user's environment or vector: built when it is first needed, and anew after a fault."""
 
-    def __init__(self, spec: WorkerSpec, timeout: float, faults: int = 0):
+    def __init__(self, spec: HostSpec, timeout: float, faults: int = 0):
         self.spec, self.timeout, self.faults = spec, timeout, faults
         self.env: Any = None
         self.seed = self.steps = 0
@@ -109,8 +96,8 @@ class Watched:
                 reports.append(f"{self.where()}: {type(error).__name__}: {error}\n{trace}")
             self.close()
             self.faults += 1
-            if self.faults > self.spec.restarts:
-                raise too_many(reports, self.faults, self.spec.restarts)
+            if self.faults > self.spec.options.restarts:
+                raise too_many(reports, self.faults, self.spec.options.restarts)
             seed = successor(self.seed, self.faults)
             call = functools.partial(self.begin, seed, Fault("\n".join(reports), self.faults))
 
@@ -125,8 +112,8 @@ class Watched:
 class Guard(Watched):
     """Environment `index` of a batch, with flat observations and actions in [-1, 1]."""
 
-    def __init__(self, spec: WorkerSpec, index: int, faults: int = 0):
-        super().__init__(spec, spec.timeout, faults)
+    def __init__(self, spec: HostSpec, index: int, faults: int = 0):
+        super().__init__(spec, spec.options.timeout, faults)
         self.index, self.episode_steps = index, 0
         self.obs: Any = None  # as `cost_fn` sees it
 
@@ -150,18 +137,17 @@ class Guard(Watched):
         if self.env is None:
             self.env = self.spec.make()
         obs, _ = self.env.reset(seed=seed)
-        self._remember(obs)
+        self.obs = self.spec.keep(obs)
         return beginning(self.spec.border.flat(obs), len(self.spec.cost_names), fault)
 
     def _step(self, action: np.ndarray) -> Transition:
         spec, taken = self.spec, self.spec.border.action(action)
         result = self.env.step(taken)
-        flat, reward, by_name, terminated, truncated = read_step(spec.border, spec.cost_fn, self.obs, taken, result)
-        self._remember(result[0])
+        flat, reward, by_name, terminated, truncated = read_step(
+            spec.border, spec.cost_function, self.obs, taken, result
+        )
+        self.obs = self.spec.keep(result[0])
         return Transition(flat, flat, reward, costs.channels(by_name, spec.cost_names), terminated, truncated)
-
-    def _remember(self, obs: Any) -> None:
-        self.obs = copy.deepcopy(obs) if self.spec.cost_fn is not None else None
 
 
 def successor(seed: int, faults: int) -> int:

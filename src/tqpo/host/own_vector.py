@@ -3,7 +3,6 @@
 Its environments cannot be restarted one by one, so a fault in any of them builds the whole vector anew.
 """
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +11,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 from tqpo.host import costs
-from tqpo.host.guard import Watched, WorkerSpec
+from tqpo.host.guard import Watched
+from tqpo.host.reference import allowance
 from tqpo.host.spaces import ContractError, finite
+from tqpo.host.spec import HostSpec
 from tqpo.host.transition import Fault, Transition, beginning
 
 
@@ -38,7 +39,6 @@ def mode_of(vector: Any) -> AutoresetMode:
 
 def first_costs(vector: Any, cost_fn: Any) -> dict[str, Any]:
     """The costs by name in a vector's first step."""
-    mode_of(vector)
     before, actions = vector.reset(seed=0)[0], vector.action_space.sample()
     after, _, terminated, truncated, infos = vector.step(actions)
     obs, next_obs = (next(iter(iterate(vector.observation_space, x))) for x in (before, after))
@@ -51,9 +51,9 @@ def first_costs(vector: Any, cost_fn: Any) -> dict[str, Any]:
 class OwnVector(Watched):
     """The user's vector, with flat observations and actions in [-1, 1]."""
 
-    def __init__(self, spec: WorkerSpec, count: int, timeout: float):
-        super().__init__(spec, timeout)
-        self.count = count
+    def __init__(self, spec: HostSpec, count: int):
+        super().__init__(spec, allowance(spec.task, spec.options.timeout, count))
+        self.count, self.mode = count, AutoresetMode(spec.autoreset)
         self.obs: list[Any] = []  # as `cost_fn` sees them
         self.resetting = np.zeros(count, bool)  # in NEXT_STEP mode: the next step only resets
 
@@ -68,7 +68,7 @@ class OwnVector(Watched):
         self.steps += 1
         rows = self.watch(lambda: self._step(actions))
         ended = np.array([row.terminated or row.truncated for row in rows])
-        if not ended.any() or mode_of(self.env) != AutoresetMode.DISABLED:
+        if not ended.any() or self.mode != AutoresetMode.DISABLED:
             return rows
         fresh = self.watch(lambda: self.begin(None, options={"reset_mask": ended}))
         # a fault in it does not undo a step that ended an episode, and loses the other episodes
@@ -92,7 +92,7 @@ class OwnVector(Watched):
     def _step(self, actions: np.ndarray) -> list[Transition]:
         before, taken = self.obs, self.spec.border.action(actions)
         obs, reward, terminated, truncated, infos = self.env.step(taken)
-        flat, mode = self._read(obs), mode_of(self.env)
+        flat = self._read(obs)
         finite("a reward", reward)
         rows = []
         for i in range(self.count):
@@ -101,18 +101,16 @@ class OwnVector(Watched):
                 continue
             info, now, next_obs = info_of(infos, i), self.obs[i], flat[i]
             ends = bool(terminated[i]), bool(truncated[i])
-            if any(ends) and mode == AutoresetMode.SAME_STEP:
+            if any(ends) and self.mode == AutoresetMode.SAME_STEP:
                 now, info = info["final_obs"], info.get("final_info", info)
                 next_obs = self.spec.border.flat(now)
-            by_name = costs.read(self.spec.cost_fn, before[i], taken[i], now, info)
+            by_name = costs.read(self.spec.cost_function, before[i], taken[i], now, info)
             cost = costs.channels(by_name, self.spec.cost_names)
             rows.append(Transition(flat[i], next_obs, float(reward[i]), cost, *ends))
-        if mode == AutoresetMode.NEXT_STEP:
+        if self.mode == AutoresetMode.NEXT_STEP:
             self.resetting = np.asarray(terminated) | np.asarray(truncated)
         return rows
 
     def _read(self, obs: Any) -> list[np.ndarray]:
-        self.obs = list(iterate(self.env.observation_space, obs))
-        if self.spec.cost_fn is not None:
-            self.obs = copy.deepcopy(self.obs)
+        self.obs = [self.spec.keep(x) for x in iterate(self.env.observation_space, obs)]
         return [self.spec.border.flat(x) for x in self.obs]

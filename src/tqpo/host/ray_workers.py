@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tqpo.errors import ConfigError
-from tqpo.host.guard import Guard, WorkerSpec
+from tqpo.host.guard import Guard
+from tqpo.host.spec import HostSpec
 from tqpo.host.workers import Answer, Lost, Request, Worker, Workers, serve
 
 
@@ -53,7 +54,7 @@ class RayWorker(Worker):
 class RayWorkers(Workers):
     """On actors of the cluster that Ray is connected to, or of a Ray of this machine's."""
 
-    def __init__(self, spec: WorkerSpec, count: int):
+    def __init__(self, spec: HostSpec, count: int):
         try:
             import ray
         except ImportError:

@@ -75,9 +75,11 @@ def takes(function: Callable[..., Any], parameter: str) -> bool:
         return False
 
 
-def build(task: str, settings: tuple[tuple[str, Any], ...], **more: Any) -> Any:
+def build(task: str, settings: tuple[tuple[str, Any], ...], timeout: float, **more: Any) -> Any:
     """What a reference makes: an environment, or a vector of them where `num_envs` is given."""
     options = dict(settings) | more
+    if task.startswith(bridge.PREFIX):  # its time-outs come first, for it knows the last words of the other process
+        options["options"] = bridge.Options(timeout=0.9 * timeout, start_timeout=0.9 * timeout)
     if not task.startswith(GYM):
         return find(task)(**options)
     import gymnasium

@@ -16,7 +16,8 @@ import numpy as np
 from gymnasium.vector.utils import CloudpickleWrapper
 
 from tqpo.errors import EnvError
-from tqpo.host.guard import Guard, WorkerSpec, successor, too_many
+from tqpo.host.guard import Guard, successor, too_many
+from tqpo.host.spec import HostSpec
 from tqpo.host.transition import Fault, Transition
 
 GRACE = 5.0  # s beyond its time-out in which a worker can still interrupt itself
@@ -106,8 +107,8 @@ class Process(Worker):
 class Workers:
     """Environments in workers, which `make` starts at the first reset."""
 
-    def __init__(self, spec: WorkerSpec, count: int, make: Callable[[Callable[[], Guard]], Worker]):
-        self.spec, self.make, self.wait = spec, make, spec.timeout + GRACE
+    def __init__(self, spec: HostSpec, count: int, make: Callable[[Callable[[], Guard]], Worker]):
+        self.spec, self.make, self.wait = spec, make, spec.options.timeout + GRACE
         self.faults = [0] * count
         self.seeds: Sequence[int] = ()
         self.workers: list[Worker] = []
@@ -145,8 +146,8 @@ class Workers:
             self.faults[i] += 1
             reports.append(f"environment {i}: its {self.workers[i].kind} {reason}; another begins a new episode")
             self.workers[i].end()
-            if self.faults[i] > self.spec.restarts:
-                raise too_many(reports, self.faults[i], self.spec.restarts)
+            if self.faults[i] > self.spec.options.restarts:
+                raise too_many(reports, self.faults[i], self.spec.options.restarts)
             self.workers[i] = self._start(i)
             self.workers[i].ask(successor(self.seeds[i], self.faults[i]))
             wait = START + self.wait

@@ -10,7 +10,7 @@ import jax
 
 from tqpo.envs import make
 from tqpo.evaluation.episodes import Totals
-from tqpo.evaluation.host_episodes import Episode, play_twin
+from tqpo.evaluation.host_episodes import play_twin
 from tqpo.reproduce.cells import Plan, judged, load_policy, path_of, read, summary, write
 from tqpo.reproduce.paper import Cell
 from tqpo.training.evaluations import evaluation_key
@@ -30,7 +30,7 @@ class Judge:
 
     def __init__(self, plan: Plan, workers: int):
         self.plan = plan
-        self.found: dict[Cell, dict[Part, list]] = {}
+        self.found: dict[Cell, dict[Part, Totals]] = {}
         self.tasks: dict[concurrent.futures.Future, Part] = {}
         context = multiprocessing.get_context("spawn")
         self.pool = concurrent.futures.ProcessPoolExecutor(workers, context, begin_worker)
@@ -55,13 +55,13 @@ class Judge:
 
     def write(self, cell: Cell) -> None:
         parts = sorted(self.found.pop(cell).items(), key=lambda item: (item[0].seed, item[0].indices.start))
-        episodes: dict[int, list] = {}
-        for part, played in parts:
-            episodes.setdefault(part.seed, []).extend(played)
+        episodes: dict[int, list[Totals]] = {}
+        for part, totals in parts:
+            episodes.setdefault(part.seed, []).append(totals)
         path = path_of(self.plan, cell)
         result: dict[str, Any] = read(path) or {}
         result["judge"]["mujoco"] = summary(
-            self.plan, cell, {seed: Totals.of(played) for seed, played in episodes.items()}
+            self.plan, cell, {seed: Totals.join(played) for seed, played in episodes.items()}
         )
         write(path, result)
 
@@ -74,7 +74,7 @@ def begin_worker() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def play(plan: Plan, part: Part) -> list[Episode]:
+def play(plan: Plan, part: Part) -> Totals:
     """Some episodes of a policy in the twin."""
     from tqpo.envs.mujoco import MujocoTask
 

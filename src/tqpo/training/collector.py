@@ -6,7 +6,7 @@ the one after it. An episode that was lost to a fault is left out.
 """
 
 import functools
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ import numpy as np
 
 from tqpo import algorithms, networks
 from tqpo.algorithms import learner, rollout
+from tqpo.algorithms.rollout import Runner
 from tqpo.host.batch import EnvBatch
 from tqpo.host.spec import HostSpec
 from tqpo.host.transition import Transitions
@@ -58,18 +59,8 @@ class Lines:
         return taken
 
 
-class Now(NamedTuple):
-    """Where acting stands, [R, B, …]."""
-
-    obs: np.ndarray
-    first: np.ndarray
-    prev_action: Any
-    prev_reward: Any
-    memory: PyTree
-
-
 @jax.jit
-def decide(networks_: PyTree, moments: PyTree, now: Now, keys: Key, t: Array) -> tuple[Now, rollout.Decision]:
+def decide(networks_: PyTree, moments: PyTree, now: Runner, keys: Key, t: Array) -> tuple[Runner, rollout.Decision]:
     """What R policies do in their B environments at step t; also what they acted on, as a policy sees it."""
 
     def one(network, moments, now, key):
@@ -104,7 +95,7 @@ class Collector:
         count = len(seeds) * config.n_envs
         self.envs = EnvBatch(env, count, seed=(SEED_OF_RUN * (seeds[0] + 1) + start) % 2**31)
         self.lines = Lines(count)
-        self.now: Now | None = None
+        self.now: Runner | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -128,14 +119,13 @@ class Collector:
         self.now = now
         return self._arrange(self.lines.take(self.config.n_steps))
 
-    def _begin(self, state: learner.LearnerState) -> Now:
+    def _begin(self, state: learner.LearnerState) -> Runner:
         runs, envs = self.shape
         memory = jax.vmap(lambda network: networks.initial_memory(network.actor, (envs,)))(state.network)
-        zero = np.zeros((runs, envs), np.float32)
-        actions = np.zeros((runs, envs, self.env.action_size), np.float32)
-        return Now(self._split(self.envs.reset()), np.ones((runs, envs), bool), actions, zero, memory)
+        action, reward = np.zeros((runs, envs, self.env.action_size), np.float32), np.zeros((runs, envs), np.float32)
+        return self._runner(self.envs.reset(), memory, action, reward, np.ones(runs * envs, bool))
 
-    def _step(self, state: learner.LearnerState, now: Now, keys: Key, t: int) -> Now:
+    def _step(self, state: learner.LearnerState, now: Runner, keys: Key, t: int) -> Runner:
         now, decision = decide(state.network, state.moments, now, keys, t)
         action = np.asarray(decision.action)
         step = self.envs.step(np.clip(self._join(action), -1.0, 1.0))
@@ -144,9 +134,13 @@ class Collector:
         if decision.outputs is not None:
             ahead = look_ahead(state.network, state.moments, decision, self._split(step.next_obs), reward)
         self.lines.add(self._record(now, decision, step, ahead), step.valid, step.lost)
-        return Now(self._split(step.obs), self._split(step.ended | ~step.valid), action, reward, decision.memory)
+        return self._runner(step.obs, decision.memory, action, reward, step.ended | ~step.valid)
 
-    def _record(self, now: Now, decision: rollout.Decision, step: Transitions, ahead: PyTree) -> rollout.Rollout:
+    def _runner(self, obs: np.ndarray, memory: PyTree, action: Any, reward: Any, first: np.ndarray) -> Runner:
+        """Where acting stands, [R, B, …]; the environments hold their own state."""
+        return Runner(None, self._split(obs), memory, action, reward, self._split(first))
+
+    def _record(self, now: Runner, decision: rollout.Decision, step: Transitions, ahead: PyTree) -> rollout.Rollout:
         given: Any = step
         batch = Batch(
             obs=self._join(now.obs),
@@ -178,7 +172,7 @@ class Collector:
         seen = jax.tree.map(by_run, taken)
         return seen._replace(memory=jax.tree.map(lambda x: x[:, :: self.config.segment], seen.memory))  # [R, S, B, …]
 
-    def _split(self, x: Any) -> np.ndarray:
+    def _split(self, x: Any) -> Any:
         return np.asarray(x).reshape(*self.shape, *np.shape(x)[1:])
 
     def _join(self, x: Any) -> Any:

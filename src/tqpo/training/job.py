@@ -75,7 +75,8 @@ class Job:
                 return make(self.task, **self.task_settings)
             except UnknownNameError as error:
                 raise UnknownNameError(f"{error}; a Gymnasium environment is written gym:{self.task}") from None
-        from tqpo.host.spec import HostOptions, make_own
+        from tqpo.host.probe import make_own
+        from tqpo.host.spec import HostOptions
 
         options = HostOptions(self.vector, float(self.env_timeout), self.env_restarts)
         return make_own(self.task, self.task_settings, self.cost_fn, options)
