@@ -316,7 +316,7 @@ class TestFaults:
         assert multiprocessing.active_children() == []
 
     def test_a_process_that_does_not_answer_is_killed(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("tqpo.host.workers.GRACE", 0.5)
+        monkeypatch.setattr("tqpo.host.batch.GRACE", 0.5)
         spec = spec_of("sleepy", path=str(tmp_path / "slept"), options=HostOptions(vector="async", timeout=1.0))
         _, steps, reports = walk(spec, count=2, steps=8)
         assert sum(int(t.lost.sum()) for t in steps) == 1

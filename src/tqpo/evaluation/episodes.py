@@ -145,8 +145,8 @@ def run_episodes(
     batch = min(check_count("batch", batch), episodes)
     parts = []
     for first in range(0, episodes, batch):
-        totals = Totals(*_run_batch(env, policy, key, jnp.asarray(first), batch, deterministic))
-        parts.append(jax.tree.map(lambda x, size=episodes - first: np.asarray(x)[:size], totals))
+        totals = _run_batch(env, policy, key, jnp.asarray(first), batch, deterministic)
+        parts.append(Totals(*(np.asarray(x)[: episodes - first] for x in totals)))
         if progress is not None:
             progress(min(first + batch, episodes), episodes)
     return Totals.join(parts)

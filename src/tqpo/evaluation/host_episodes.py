@@ -165,29 +165,30 @@ def run_twin(
 
 
 class Filmed:
-    """A batch of one environment that draws itself, and a frame of each of its steps."""
+    """A batch of one environment that draws itself, with a frame of each of its steps."""
 
-    def __init__(self, env: Any, border: Any, seed: int):
-        self.env, self.border, self.seed = env, border, seed
+    def __init__(self, guard: Any, seed: int):
+        self.guard, self.seed = guard, seed
         self.frames: list[np.ndarray] = []
 
-    def _film(self, obs: Any) -> np.ndarray:
-        self.frames.append(np.asarray(self.env.render()))
-        return self.border.flat(obs)
+    def _film(self, rows: list[Transition]) -> Transitions:
+        self.frames.append(np.asarray(self.guard.env.render()))
+        return stack(rows)
 
     def reset(self) -> np.ndarray:
-        return self._film(self.env.reset(seed=self.seed)[0])[None]
+        return self._film(self.guard.reset([self.seed])).obs
 
     def step(self, actions: np.ndarray) -> Transitions:
-        obs, reward, *_, terminated, truncated, _ = self.env.step(self.border.action(actions[0]))
-        flat, cut = self._film(obs), len(self.frames) > LONGEST
-        return stack([Transition(flat, flat, reward, np.zeros(0), terminated, truncated or cut)])
+        step = self._film(self.guard.step(actions))
+        return step._replace(truncated=step.truncated | (len(self.frames) > LONGEST))
 
 
 def film(
     env: "HostSpec", policy: Policy, key: Key, episode: int = 0, deterministic: bool = False
 ) -> tuple[list[np.ndarray], float]:
     """Frames of an episode, and how long each lasts in seconds. The environment must draw itself as "rgb_array"."""
+    from tqpo.host.guard import Guard
+
     if env.autoreset:
         raise ConfigError(f"{env.task} makes vectors: there is no single environment to film")
     draws = env.task.startswith(GYM) or takes(find(env.task), "render_mode")
@@ -196,7 +197,8 @@ def film(
         single: Any = env.make(**({"render_mode": "rgb_array"} if draws else {}))
         if getattr(single, "render_mode", None) != "rgb_array":
             raise RenderError(f'{env.task} has no render_mode "rgb_array": let its factory take render_mode')
-        filmed = Filmed(single, env.border, seed)
+        guard = Guard(env, 0)
+        guard.env, filmed = single, Filmed(guard, seed)
         play(filmed, policy, key, [[episode]], deterministic)
         single.close()
     except (ConfigError, RenderError):

@@ -1,26 +1,21 @@
-"""One environment with its contract watched, in this process or in a worker.
+"""One environment with its contract watched: flat observations, actions in [-1, 1], a cost in every step.
 
-A fault (an exception, a hang, a number that is not finite) costs the episode under way, and the environment is built anew. A broken
-contract and too many faults are an `EnvError`.
+What an environment may never do is a `ContractError`. Anything else that goes wrong is a fault (an exception, a hang, a number that
+is not finite), after which it can be built anew.
 """
 
 import contextlib
-import functools
 import signal
 import threading
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from tqpo.errors import EnvError
 from tqpo.host import costs
 from tqpo.host.spaces import Border, ContractError, finite
 from tqpo.host.spec import HostSpec
-from tqpo.host.transition import Fault, Transition, beginning
-
-SEED_STEP = 1_000_003  # between the seed of an environment and that of its successor
+from tqpo.host.transition import Transition, beginning
 
 
 class Hang(BaseException):
@@ -51,7 +46,7 @@ def alarm(seconds: float) -> Iterator[None]:
 
 def read_step(
     border: Border, cost_fn: Callable[..., Any] | None, obs: Any, action: Any, result: Any
-) -> tuple[np.ndarray, float, dict[str, Any], bool, bool]:
+) -> tuple[Any, ...]:
     """Flat observation, reward, costs by name, terminated, truncated of a step of any form; `obs` is the one before it."""
     if not isinstance(result, tuple) or len(result) not in (5, 6):
         size = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
@@ -66,95 +61,37 @@ def read_step(
     return flat, reward, by_name, bool(terminated), bool(truncated)
 
 
-class Watched:
-    """A user's environment or vector: built when it is first needed, and anew after a fault."""
+class Guard:
+    """Environment `index` of a batch."""
 
-    def __init__(self, spec: HostSpec, timeout: float, faults: int = 0):
-        self.spec, self.timeout, self.faults = spec, timeout, faults
-        self.env: Any = None
-        self.seed = self.steps = 0
+    def __init__(self, spec: HostSpec, index: int):
+        self.spec, self.index, self.timeout = spec, index, spec.options.timeout
+        self.env: Any = None  # built at the first reset, and anew after a fault
+        self.obs: Any = None  # as `cost_fn` sees it
+        self.steps = self.episode_steps = 0
 
     def where(self) -> str:
         """For reports."""
-        raise NotImplementedError
-
-    def begin(self, seed: int | None, fault: Fault | None = None) -> Any:
-        """Fresh episodes, told as steps that did not happen."""
-        raise NotImplementedError
-
-    def watch(self, call: Callable[[], Any]) -> Any:
-        """What a call gives; if it fails, fresh episodes of a new environment."""
-        reports: list[str] = []
-        while True:
-            try:
-                with alarm(self.timeout):
-                    return call()
-            except ContractError as error:
-                raise EnvError(f"{self.where()}: {error}") from error
-            except FAILURES as error:
-                trace = "".join(traceback.format_exception(error)).rstrip()
-                reports.append(f"{self.where()}: {type(error).__name__}: {error}\n{trace}")
-            self.close()
-            self.faults += 1
-            if self.faults > self.spec.options.restarts:
-                raise too_many(reports, self.faults, self.spec.options.restarts)
-            seed = successor(self.seed, self.faults)
-            call = functools.partial(self.begin, seed, Fault("\n".join(reports), self.faults))
-
-    def close(self) -> None:
-        """Never fails: it may have failed already."""
-        env, self.env = self.env, None
-        with contextlib.suppress(*FAILURES), alarm(min(self.timeout, 5.0)):
-            if env is not None:
-                env.close()
-
-
-class Guard(Watched):
-    """Environment `index` of a batch, with flat observations and actions in [-1, 1]."""
-
-    def __init__(self, spec: HostSpec, index: int, faults: int = 0):
-        super().__init__(spec, spec.options.timeout, faults)
-        self.index, self.episode_steps = index, 0
-        self.obs: Any = None  # as `cost_fn` sees it
-
-    def where(self) -> str:
         return f"environment {self.index}, step {self.steps} (step {self.episode_steps} of its episode)"
 
-    def reset(self, seed: int) -> Transition:
-        self.seed = seed
-        return self.watch(lambda: self.begin(seed))
-
-    def step(self, action: np.ndarray) -> Transition:
-        self.steps, self.episode_steps = self.steps + 1, self.episode_steps + 1
-        row = self.watch(lambda: self._step(action))
-        if not (row.terminated or row.truncated):
-            return row
-        fresh = self.watch(lambda: self.begin(None))  # a fault in it does not undo the step
-        return row._replace(obs=fresh.obs, fault=fresh.fault)
-
-    def begin(self, seed: int | None, fault: Fault | None = None) -> Transition:
+    def reset(self, seeds: Sequence[int | None]) -> list[Transition]:
+        """Fresh episodes, told as steps that did not happen."""
         self.episode_steps = 0
         if self.env is None:
             self.env = self.spec.make()
-        obs, _ = self.env.reset(seed=seed)
+        obs, _ = self.env.reset(seed=seeds[0])
         self.obs = self.spec.keep(obs)
-        return beginning(self.spec.border.flat(obs), len(self.spec.cost_names), fault)
+        return [beginning(self.spec.border.flat(obs), len(self.spec.cost_names))]
 
-    def _step(self, action: np.ndarray) -> Transition:
-        spec, taken = self.spec, self.spec.border.action(action)
+    def step(self, actions: np.ndarray) -> list[Transition]:
+        """One step with actions [1, A]; where that ends an episode, `renew` must follow."""
+        self.steps, self.episode_steps = self.steps + 1, self.episode_steps + 1
+        spec, taken = self.spec, self.spec.border.action(actions[0])
         result = self.env.step(taken)
-        flat, reward, by_name, terminated, truncated = read_step(
-            spec.border, spec.cost_function, self.obs, taken, result
-        )
-        self.obs = self.spec.keep(result[0])
-        return Transition(flat, flat, reward, costs.channels(by_name, spec.cost_names), terminated, truncated)
+        obs, reward, by_name, *ends = read_step(spec.border, spec.cost_function, self.obs, taken, result)
+        self.obs = spec.keep(result[0])
+        return [Transition(obs, obs, reward, costs.channels(by_name, spec.cost_names), *ends)]
 
-
-def successor(seed: int, faults: int) -> int:
-    """Not the first seed again, lest the same episode fail the same way."""
-    return (seed + SEED_STEP * faults) % 2**31
-
-
-def too_many(reports: list[str], faults: int, restarts: int) -> EnvError:
-    advice = f"{restarts} restarts are allowed (--env-restarts). See what `tqpo check-env` says about it"
-    return EnvError("\n".join([*reports, f"It failed {faults} times; {advice}"]))
+    def renew(self, rows: list[Transition]) -> list[Transition]:
+        """Begins the next episode after one that ended."""
+        return [rows[0]._replace(obs=self.reset([None])[0].obs)]

@@ -11,11 +11,10 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 from tqpo.host import costs
-from tqpo.host.guard import Watched
 from tqpo.host.reference import allowance
 from tqpo.host.spaces import ContractError, finite
 from tqpo.host.spec import HostSpec
-from tqpo.host.transition import Fault, Transition, beginning
+from tqpo.host.transition import Transition, beginning
 
 
 def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
@@ -48,48 +47,32 @@ def first_costs(vector: Any, cost_fn: Any) -> dict[str, Any]:
     return costs.read(cost_fn, obs, actions[0], next_obs, info)
 
 
-class OwnVector(Watched):
-    """The user's vector, with flat observations and actions in [-1, 1]."""
+class OwnVector:
+    """The user's vector of `count` environments, watched as a `Guard` watches one."""
 
     def __init__(self, spec: HostSpec, count: int):
-        super().__init__(spec, allowance(spec.task, spec.options.timeout, count))
-        self.count, self.mode = count, AutoresetMode(spec.autoreset)
+        self.spec, self.count = spec, count
+        self.timeout = allowance(spec.task, spec.options.timeout, count)
+        self.mode = AutoresetMode(spec.autoreset)
+        self.env: Any = None
         self.obs: list[Any] = []  # as `cost_fn` sees them
         self.resetting = np.zeros(count, bool)  # in NEXT_STEP mode: the next step only resets
+        self.steps = 0
 
     def where(self) -> str:
         return f"the vector, step {self.steps}"
 
-    def reset(self, seeds: Sequence[int]) -> list[Transition]:
-        self.seed = seeds[0]
-        return self.watch(lambda: self.begin(list(seeds)))
-
-    def step(self, actions: np.ndarray) -> list[Transition]:
-        self.steps += 1
-        rows = self.watch(lambda: self._step(actions))
-        ended = np.array([row.terminated or row.truncated for row in rows])
-        if not ended.any() or self.mode != AutoresetMode.DISABLED:
-            return rows
-        fresh = self.watch(lambda: self.begin(None, options={"reset_mask": ended}))
-        # a fault in it does not undo a step that ended an episode, and loses the other episodes
-        kept = [ends or new.fault is None for ends, new in zip(ended, fresh, strict=True)]
-        return [
-            row._replace(obs=new.obs, fault=new.fault) if keep else new
-            for row, new, keep in zip(rows, fresh, kept, strict=True)
-        ]
-
-    def begin(self, seed: Any, fault: Fault | None = None, options: Any = None) -> list[Transition]:
+    def reset(self, seeds: Sequence[int | None] | None, options: Any = None) -> list[Transition]:
         if self.env is None:
             self.env = self.spec.make(num_envs=self.count)
         if self.env.num_envs != self.count:
             raise ContractError(f"the factory was asked for num_envs = {self.count} and made {self.env.num_envs}")
         self.resetting[:] = False
-        obs, _ = self.env.reset(seed=seed, options=options)
-        silent = fault and fault._replace(report="")  # the first of them reports for all
-        n_costs = len(self.spec.cost_names)
-        return [beginning(x, n_costs, silent if i else fault) for i, x in enumerate(self._read(obs))]
+        obs = self._read(self.env.reset(seed=seeds, options=options)[0])
+        return [beginning(x, len(self.spec.cost_names)) for x in obs]
 
-    def _step(self, actions: np.ndarray) -> list[Transition]:
+    def step(self, actions: np.ndarray) -> list[Transition]:
+        self.steps += 1
         before, taken = self.obs, self.spec.border.action(actions)
         obs, reward, terminated, truncated, infos = self.env.step(taken)
         flat = self._read(obs)
@@ -107,9 +90,14 @@ class OwnVector(Watched):
             by_name = costs.read(self.spec.cost_function, before[i], taken[i], now, info)
             cost = costs.channels(by_name, self.spec.cost_names)
             rows.append(Transition(flat[i], next_obs, float(reward[i]), cost, *ends))
-        if self.mode == AutoresetMode.NEXT_STEP:
-            self.resetting = np.asarray(terminated) | np.asarray(truncated)
+        self.resetting = np.array([row.ended for row in rows]) & (self.mode == AutoresetMode.NEXT_STEP)
         return rows
+
+    def renew(self, rows: list[Transition]) -> list[Transition]:
+        if self.mode != AutoresetMode.DISABLED:
+            return rows
+        fresh = self.reset(None, {"reset_mask": np.array([row.ended for row in rows])})
+        return [row._replace(obs=new.obs) for row, new in zip(rows, fresh, strict=True)]
 
     def _read(self, obs: Any) -> list[np.ndarray]:
         self.obs = [self.spec.keep(x) for x in iterate(self.env.observation_space, obs)]
