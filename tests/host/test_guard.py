@@ -114,6 +114,16 @@ class TestSpaces:
         border = Border(Box(-1, 1, (1,)), Discrete(3, start=10))
         assert border.action(np.array([0.0, 0.0, 1.0])) == 12
 
+    @pytest.mark.parametrize("space", [Box(np.array([[-1, 0], [2, 3]], np.float32), 5.0), Discrete(4, start=7)])
+    def test_a_batch_of_actions_is_the_actions(self, space):
+        border = Border(Box(-1, 1, (1,)), space)
+        actions = np.random.default_rng(0).uniform(-1.5, 1.5, (6, border.action_size)).astype(np.float32)
+        batch = border.action(actions)
+        assert batch.dtype == space.dtype
+        for row, action in zip(batch, actions, strict=True):
+            np.testing.assert_array_equal(row, border.action(action))
+            assert space.contains(border.action(action))
+
     def test_spaces_that_cannot_be_used_are_named(self):
         with pytest.raises(EnvError, match="needs finite bounds"):
             spec_of("unbounded")

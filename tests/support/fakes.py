@@ -245,6 +245,23 @@ def unsteady(num_envs):
     return Unsteady(num_envs)
 
 
+class Drawn(Endless):
+    """Ends after 5 steps; a picture shows how many were taken."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.render_mode = render_mode
+
+    def step(self, action):
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, self.t == 5, False, info
+
+    def render(self):
+        return np.full((2, 2, 3), self.t, np.uint8)
+
+
 class Target(gymnasium.Env):
     """One step: obs ±1; the right action, of two, is 1 where obs is positive and pays 1; the wrong one costs 1."""
 

@@ -1,8 +1,8 @@
 """A batch of environments on the host, stepped together, whatever goes wrong in one of them.
 
-Each runs in a worker; a vector of the user's own runs as one, in this process. After a fault an environment is built anew, in a new
-worker if the old one died or did not answer, and its episode is lost; the others go on. A broken contract and too many faults are an
-`EnvError`.
+Each runs in a worker; a vector of the user's own runs in one, in this process. After a fault an environment is built anew, in a new
+worker if the old one died or did not answer. Its episode is lost; the others go on. A broken contract and too many faults are
+an `EnvError`.
 """
 
 import contextlib
@@ -76,10 +76,8 @@ class EnvBatch:
         return self.cleanup.enter_context(connect(len(self.seeds)))
 
     def _start(self, i: int) -> Worker:
-        own = self.spec.autoreset is not None
-        return self.make(
-            functools.partial(OwnVector, self.spec, self.size) if own else functools.partial(Guard, self.spec, i)
-        )
+        kind, argument = (OwnVector, self.size) if self.spec.autoreset else (Guard, i)
+        return self.make(functools.partial(kind, self.spec, argument))
 
     def _ask(self, requests: list[Any], wait: float) -> Transitions:
         for worker, request in zip(self.workers, requests, strict=True):
@@ -119,6 +117,6 @@ class EnvBatch:
             raise EnvError(f"{self.spec.task}: {answer}")
         if answer is not None:
             return answer
-        old, self.workers[i] = self.workers[i], self._start(i)
-        old.end()
-        return Fault(f"environment {i}: its {old.kind} {reason}; another begins a new episode")
+        self.workers[i].end()
+        self.workers[i] = self._start(i)
+        return Fault(f"environment {i}: its {self.workers[i].kind} {reason}; another begins a new episode")

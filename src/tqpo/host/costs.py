@@ -18,6 +18,7 @@ MISSING = (
     'no cost in this step: give info["cost"] in every step (0 where there is none), return (obs, reward, cost, terminated, '
     "truncated, info), or name a --cost-fn module:function"
 )
+NOTHING = "cost_fn returned no cost: it must return a number, or a dict"
 
 
 def read(
@@ -31,9 +32,7 @@ def read(
     if cost_fn is None:
         by_name = {k.removeprefix("cost_"): v for k, v in info.items() if k.startswith("cost_")} | by_name
     if not by_name:
-        raise ContractError(
-            MISSING if cost_fn is None else "cost_fn returned no cost: it must return a number, or a dict"
-        )
+        raise ContractError(MISSING if cost_fn is None else NOTHING)
     return by_name
 
 
@@ -43,7 +42,8 @@ def names_of(by_name: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def channels(by_name: Mapping[str, Any], names: tuple[str, ...]) -> np.ndarray:
-    """The costs as a vector [C], float32, in the order of `names`."""
+    """The costs as a vector [C], float32, in the order of `names`, or as they come if that is empty."""
+    names = names or names_of(by_name)
     if missing := [name for name in names[1:] if name not in by_name]:
         raise ContractError(
             f"no cost {', '.join(missing)} in this step: give every named cost in every step (0 where there is none)"

@@ -7,13 +7,13 @@ is not finite), after which it can be built anew.
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tqpo.host import costs
-from tqpo.host.spaces import Border, ContractError, finite
+from tqpo.host.spaces import ContractError, finite
 from tqpo.host.spec import HostSpec
 from tqpo.host.transition import Transition, beginning
 
@@ -44,21 +44,17 @@ def alarm(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def read_step(
-    border: Border, cost_fn: Callable[..., Any] | None, obs: Any, action: Any, result: Any
-) -> tuple[Any, ...]:
-    """Flat observation, reward, costs by name, terminated, truncated of a step of any form; `obs` is the one before it."""
+def parts(result: Any) -> tuple[Any, float, Any, bool, bool, dict[str, Any]]:
+    """Observation, reward, cost or None, terminated, truncated and info of what a `step` returned."""
     if not isinstance(result, tuple) or len(result) not in (5, 6):
         size = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
         raise ContractError(f"step returned {size}: expected obs, reward, [cost,] terminated, truncated, info")
-    next_obs, reward, *cost, terminated, truncated, info = result
-    flat = border.flat(next_obs)
+    obs, reward, *cost, terminated, truncated, info = result
     if np.ndim(reward) and np.size(reward) != 1:
         raise ContractError(f"a reward of shape {np.shape(reward)}: expected one number")
     reward = float(np.reshape(np.asarray(reward, float), ()))
     finite("a reward", reward)
-    by_name = costs.read(cost_fn, obs, action, next_obs, info, *cost)
-    return flat, reward, by_name, bool(terminated), bool(truncated)
+    return obs, reward, cost[0] if cost else None, bool(terminated), bool(truncated), info
 
 
 class Guard:
@@ -68,6 +64,7 @@ class Guard:
         self.spec, self.index, self.timeout = spec, index, spec.options.timeout
         self.env: Any = None  # built at the first reset, and anew after a fault
         self.obs: Any = None  # as `cost_fn` sees it
+        self.costs: dict[str, Any] = {}  # by name, of the last step
         self.steps = self.episode_steps = 0
 
     def where(self) -> str:
@@ -86,11 +83,12 @@ class Guard:
     def step(self, actions: np.ndarray) -> list[Transition]:
         """One step with actions [1, A]; where that ends an episode, `renew` must follow."""
         self.steps, self.episode_steps = self.steps + 1, self.episode_steps + 1
-        spec, taken = self.spec, self.spec.border.action(actions[0])
-        result = self.env.step(taken)
-        obs, reward, by_name, *ends = read_step(spec.border, spec.cost_function, self.obs, taken, result)
-        self.obs = spec.keep(result[0])
-        return [Transition(obs, obs, reward, costs.channels(by_name, spec.cost_names), *ends)]
+        before, taken = self.obs, self.spec.border.action(actions[0])
+        obs, reward, cost, terminated, truncated, info = parts(self.env.step(taken))
+        flat, self.obs = self.spec.border.flat(obs), self.spec.keep(obs)
+        self.costs = costs.read(self.spec.cost_function, before, taken, obs, info, cost)
+        channels = costs.channels(self.costs, self.spec.cost_names)
+        return [Transition(flat, flat, reward, channels, terminated, truncated)]
 
     def renew(self, rows: list[Transition]) -> list[Transition]:
         """Begins the next episode after one that ended."""

@@ -36,17 +36,6 @@ def mode_of(vector: Any) -> AutoresetMode:
     return AutoresetMode(mode)
 
 
-def first_costs(vector: Any, cost_fn: Any) -> dict[str, Any]:
-    """The costs by name in a vector's first step."""
-    before, actions = vector.reset(seed=0)[0], vector.action_space.sample()
-    after, _, terminated, truncated, infos = vector.step(actions)
-    obs, next_obs = (next(iter(iterate(vector.observation_space, x))) for x in (before, after))
-    info = info_of(infos, 0)
-    next_obs = info.get("final_obs", next_obs)
-    info = info.get("final_info", info) if terminated[0] or truncated[0] else info
-    return costs.read(cost_fn, obs, actions[0], next_obs, info)
-
-
 class OwnVector:
     """The user's vector of `count` environments, watched as a `Guard` watches one."""
 
@@ -56,6 +45,7 @@ class OwnVector:
         self.mode = AutoresetMode(spec.autoreset)
         self.env: Any = None
         self.obs: list[Any] = []  # as `cost_fn` sees them
+        self.costs: dict[str, Any] = {}  # by name, of the last step of one of them
         self.resetting = np.zeros(count, bool)  # in NEXT_STEP mode: the next step only resets
         self.steps = 0
 
@@ -87,8 +77,8 @@ class OwnVector:
             if any(ends) and self.mode == AutoresetMode.SAME_STEP:
                 now, info = info["final_obs"], info.get("final_info", info)
                 next_obs = self.spec.border.flat(now)
-            by_name = costs.read(self.spec.cost_function, before[i], taken[i], now, info)
-            cost = costs.channels(by_name, self.spec.cost_names)
+            self.costs = costs.read(self.spec.cost_function, before[i], taken[i], now, info)
+            cost = costs.channels(self.costs, self.spec.cost_names)
             rows.append(Transition(flat[i], next_obs, float(reward[i]), cost, *ends))
         self.resetting = np.array([row.ended for row in rows]) & (self.mode == AutoresetMode.NEXT_STEP)
         return rows

@@ -1,15 +1,17 @@
 """The spec of an environment, from building one and taking a step in it."""
 
-import copy
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from tqpo.errors import ConfigError, EnvError
 from tqpo.host import costs
-from tqpo.host.guard import FAILURES, alarm, read_step
-from tqpo.host.own_vector import first_costs, mode_of
-from tqpo.host.reference import GYM, allowance, build, find, is_reference, takes
+from tqpo.host.guard import FAILURES, Guard, alarm
+from tqpo.host.own_vector import OwnVector, mode_of
+from tqpo.host.reference import GYM, build, find, is_reference, takes
 from tqpo.host.spaces import Border, ContractError
 from tqpo.host.spec import UNLIMITED, HostOptions, HostSpec
 from tqpo.types import Env
@@ -40,28 +42,28 @@ def _probe(task: str, settings: tuple, cost_fn: str | None, options: HostOptions
         return env
     host: Any = env
     try:
-        spaces = (
-            ("single_observation_space", "single_action_space") if vector else ("observation_space", "action_space")
-        )
-        border = Border(*(getattr(host, name) for name in spaces))
-        with alarm(allowance(task, options.timeout, 2)):
-            autoreset = mode_of(host).value if vector else None
-            by_name = first_costs(host, cost_function) if vector else _first_costs(host, border, cost_function)
-            costs.channels(by_name, costs.names_of(by_name))
-        return HostSpec(
+        kind = "single_" if vector else ""
+        border = Border(getattr(host, f"{kind}observation_space"), getattr(host, f"{kind}action_space"))
+        spec = HostSpec(
             task=task,
             settings=settings,
             cost_fn=cost_fn,
             options=options,
-            autoreset=autoreset,
+            autoreset=mode_of(host).value if vector else None,
             obs_size=border.obs_size,
             action_size=border.action_size,
             discrete=border.discrete,
-            cost_names=costs.names_of(by_name),
+            cost_names=(),
             max_steps=time_limit(host) or UNLIMITED,
             border=border,
             cost_function=cost_function,
         )
+        unit = OwnVector(spec, 2) if vector else Guard(spec, 0)
+        unit.env = host
+        with alarm(unit.timeout):
+            unit.reset([0, 1])
+            unit.step(np.zeros((2, border.action_size), np.float32))
+        return dataclasses.replace(spec, cost_names=costs.names_of(unit.costs))
     except EnvError:
         raise
     except ContractError as error:
@@ -85,12 +87,6 @@ def _build(task: str, settings: tuple, timeout: float, **more: Any) -> Any:
     if missing and not isinstance(env, Env):
         raise EnvError(f"{task}: a {type(env).__name__} is no environment: it has no {', '.join(missing)}")
     return env
-
-
-def _first_costs(env: Any, border: Border, cost_fn: Any) -> dict[str, Any]:
-    """The costs by name in the first step of an episode."""
-    obs, action = copy.deepcopy(env.reset(seed=0)[0]), border.action_space.sample()
-    return read_step(border, cost_fn, obs, action, env.step(action))[2]
 
 
 def time_limit(env: Any) -> int | None:

@@ -42,7 +42,7 @@ class HostSpec:
     obs_size: int
     action_size: int
     discrete: bool
-    cost_names: tuple[str, ...]
+    cost_names: tuple[str, ...]  # empty before the first step
     max_steps: int
     border: Border = dataclasses.field(compare=False, repr=False)
     cost_function: Callable[..., Any] | None = dataclasses.field(compare=False, repr=False)  # what `cost_fn` names

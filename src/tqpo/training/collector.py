@@ -17,7 +17,6 @@ from tqpo.algorithms import learner, rollout
 from tqpo.algorithms.rollout import Runner
 from tqpo.host.batch import EnvBatch
 from tqpo.host.spec import HostSpec
-from tqpo.host.transition import Transitions
 from tqpo.types import Array, Batch, Key, PyTree
 
 SEED_OF_RUN = 100_003  # between the seeds of two runs' environments
@@ -57,6 +56,11 @@ class Lines:
         self.steps = self.steps[keep:]
         self.waiting = [[place - keep for place in line] for line in rest]
         return taken
+
+
+def running(obs: Any, memory: PyTree, prev_action: Any, prev_reward: Any, first: Any) -> Runner:
+    """Where acting stands, [R, B, …]; the environments keep their own state."""
+    return Runner(None, obs, memory, prev_action, prev_reward, first)
 
 
 @jax.jit
@@ -120,54 +124,36 @@ class Collector:
         return self._arrange(self.lines.take(self.config.n_steps))
 
     def _begin(self, state: learner.LearnerState) -> Runner:
-        runs, envs = self.shape
-        memory = jax.vmap(lambda network: networks.initial_memory(network.actor, (envs,)))(state.network)
-        action, reward = np.zeros((runs, envs, self.env.action_size), np.float32), np.zeros((runs, envs), np.float32)
-        return self._runner(self.envs.reset(), memory, action, reward, np.ones(runs * envs, bool))
+        memory = jax.vmap(lambda network: networks.initial_memory(network.actor, self.shape[1:]))(state.network)
+        action, reward = np.zeros((*self.shape, self.env.action_size), np.float32), np.zeros(self.shape, np.float32)
+        return running(self._split(self.envs.reset()), memory, action, reward, np.ones(self.shape, bool))
 
     def _step(self, state: learner.LearnerState, now: Runner, keys: Key, t: int) -> Runner:
         now, decision = decide(state.network, state.moments, now, keys, t)
         action = np.asarray(decision.action)
-        step = self.envs.step(np.clip(self._join(action), -1.0, 1.0))
-        reward = self._split(step.reward.astype(np.float32))
-        ahead = None
+        given = self.envs.step(np.clip(self._join(action), -1.0, 1.0))
+        step: Any = jax.tree.map(self._split, given)  # [R, B, …]
+        reward, ahead = step.reward.astype(np.float32), None
         if decision.outputs is not None:
-            ahead = look_ahead(state.network, state.moments, decision, self._split(step.next_obs), reward)
-        self.lines.add(self._record(now, decision, step, ahead), step.valid, step.lost)
-        return self._runner(step.obs, decision.memory, action, reward, step.ended | ~step.valid)
-
-    def _runner(self, obs: np.ndarray, memory: PyTree, action: Any, reward: Any, first: np.ndarray) -> Runner:
-        """Where acting stands, [R, B, …]; the environments hold their own state."""
-        return Runner(None, self._split(obs), memory, action, reward, self._split(first))
-
-    def _record(self, now: Runner, decision: rollout.Decision, step: Transitions, ahead: PyTree) -> rollout.Rollout:
-        given: Any = step
+            ahead = look_ahead(state.network, state.moments, decision, step.next_obs, reward)
         batch = Batch(
-            obs=self._join(now.obs),
-            action=self._join(decision.action),
-            log_prob=self._join(decision.log_prob),
-            reward=given.reward.astype(np.float32),
-            cost=given.cost,
-            terminated=given.terminated,
-            truncated=given.truncated,
-            next_obs=given.next_obs,
+            obs=now.obs,
+            action=decision.action,
+            log_prob=decision.log_prob,
+            reward=reward,
+            cost=step.cost,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            next_obs=step.next_obs,
         )
-        flat = functools.partial(jax.tree.map, self._join)
-        return rollout.Rollout(
-            batch=batch,
-            first=flat(now.first),
-            prev_action=flat(now.prev_action),
-            prev_reward=flat(now.prev_reward),
-            memory=flat(now.memory),
-            outputs=flat(decision.outputs),
-            next_outputs=flat(ahead),
-        )
+        before = {"first": now.first, "prev_action": now.prev_action, "prev_reward": now.prev_reward}
+        seen = rollout.Rollout(batch, **before, memory=now.memory, outputs=decision.outputs, next_outputs=ahead)
+        self.lines.add(jax.tree.map(self._join, seen), given.valid, given.lost)
+        return running(step.obs, decision.memory, action, reward, step.ended | ~step.valid)
 
     def _arrange(self, taken: rollout.Rollout) -> rollout.Rollout:
-        runs, envs = self.shape
-
         def by_run(x) -> Any:  # [T, R·B, …] → [R, T, B, …]
-            return np.moveaxis(x.reshape(len(x), runs, envs, *x.shape[2:]), 1, 0)
+            return np.moveaxis(x.reshape(len(x), *self.shape, *x.shape[2:]), 1, 0)
 
         seen = jax.tree.map(by_run, taken)
         return seen._replace(memory=jax.tree.map(lambda x: x[:, :: self.config.segment], seen.memory))  # [R, S, B, …]
