@@ -18,7 +18,7 @@ BORDER = {  # files that import a heavy package when they are imported
     "envs/render.py",
     "output/export/onnx.py",
     "host/bridge/environments.py",
-    *(f"host/{name}.py" for name in ("spaces", "guard", "batch", "own_vector", "ray_vector")),
+    *(f"host/{name}.py" for name in ("spaces", "own_vector", "workers")),
     *(f"cli/{p.name}" for p in (SRC / "cli").iterdir()),
 }
 HEAVY = {"mujoco", "gymnasium", "tyro", "matplotlib", "ray", "PIL", "wandb", "tensorboardX", "onnx", "onnxruntime"}

@@ -7,6 +7,7 @@ import jax
 Array = jax.Array
 Key = jax.Array  # a typed PRNG key, `jax.random.key(seed)`
 PyTree = Any
+UNLIMITED = 2**31 - 1  # steps of an episode that nobody limits
 
 
 class Step(NamedTuple):

@@ -15,9 +15,11 @@ from results import LIMIT, Always, summarised
 from tqpo import envs, networks
 from tqpo.algorithms import rollout
 from tqpo.algorithms.settings import Constraint
-from tqpo.errors import ConfigError
-from tqpo.evaluation import episodes, summary
-from tqpo.evaluation.episodes import ActorPolicy, Totals, run_episodes, run_episodes_host
+from tqpo.errors import ConfigError, EnvError, RenderError
+from tqpo.evaluation import episodes, host_episodes, summary
+from tqpo.evaluation.episodes import ActorPolicy, Totals, run_episodes
+from tqpo.evaluation.host_episodes import run_twin
+from tqpo.host.probe import make_own
 from tqpo.maths import normalize
 from tqpo.types import Array, Step
 
@@ -135,23 +137,23 @@ def test_the_reward_reaches_a_policy_that_asks_for_it():
     """Rewards 1, 2 + 0.1·1, 3 + 0.1·2.1."""
     expected = 1 + 2.1 + 3.21
     assert run_episodes(Asked(), Echo(), KEY, 2).returns == pytest.approx(expected)
-    assert run_episodes_host(on_host(Asked()), Echo(), KEY, 2).returns == pytest.approx(expected)
+    assert run_twin(on_host(Asked()), Echo(), KEY, 2).returns == pytest.approx(expected)
 
 
 def test_host_and_jax_run_the_same_episodes():
     policy, told = Noisy(jnp.ones(())), []
     for env in (Counter(), TwoArms()):
-        here = run_episodes_host(on_host(env), policy, KEY, 12, batch=5, progress=lambda *x: told.append(x))
+        here = run_twin(on_host(env), policy, KEY, 12, batch=5, progress=lambda *x: told.append(x))
         same(run_episodes(env, policy, KEY, 12), here)
     assert told[:3] == [(5, 12), (10, 12), (12, 12)]
-    same(run_episodes(Chain(), Always([0.0]), KEY, 2), run_episodes_host(on_host(Chain()), Always([0.0]), KEY, 2))
+    same(run_episodes(Chain(), Always([0.0]), KEY, 2), run_twin(on_host(Chain()), Always([0.0]), KEY, 2))
 
 
 def test_workers_change_nothing():
     policy = Noisy(jnp.ones(()))
     same(
         run_episodes(TwoArms(), policy, KEY, 6),
-        run_episodes_host(on_host(TwoArms()), policy, KEY, 6, workers=1),
+        run_twin(on_host(TwoArms()), policy, KEY, 6, workers=1),
     )
 
 
@@ -194,9 +196,37 @@ def test_a_task_and_its_twin():
     found = run_episodes(env, policy, KEY, 3)
     assert found.costs.shape == (3, 3)
     assert set(found.lengths) == {20}
-    judged = run_episodes_host(functools.partial(twin.MujocoTask, env.config), policy, KEY, 3)
+    judged = run_twin(functools.partial(twin.MujocoTask, env.config), policy, KEY, 3)
     np.testing.assert_allclose(found.returns, judged.returns, atol=1e-3)
     np.testing.assert_array_equal(found.costs, judged.costs)
+
+
+def test_noise_on_the_host_is_the_episodes_own():
+    """Whatever the number of environments: the energy of an episode is that of its actions."""
+    env = make_own("fakes:long", {"limit": 3}, "fakes:energy")
+    whole, _ = host_episodes.run_episodes(env, Noisy(jnp.ones(())), KEY, 5, at_once=5)
+    parts, _ = host_episodes.run_episodes(env, Noisy(jnp.ones(())), KEY, 5, at_once=2)
+    assert len(np.unique(whole.costs[:, 2])) == 5
+    np.testing.assert_allclose(whole.costs, parts.costs, rtol=1e-6)
+
+
+def test_an_episode_without_an_end_is_an_error(monkeypatch):
+    monkeypatch.setattr(host_episodes, "ENDLESS", 30)
+    with pytest.raises(EnvError, match="has not ended after 30 steps: give the environment a time limit"):
+        host_episodes.run_episodes(make_own("fakes:Endless"), Always([0.0]), KEY, 1)
+
+
+def test_a_film_has_a_frame_of_every_step(monkeypatch):
+    env = make_own("fakes:Drawn")
+    frames, seconds = host_episodes.film(env, Always([0.0]), KEY)
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2, 3, 4, 5]
+    assert seconds == 1 / 20
+    monkeypatch.setattr(host_episodes, "LONGEST", 3)
+    assert len(host_episodes.film(env, Always([0.0]), KEY)[0]) == 4
+    with pytest.raises(RenderError, match='has no render_mode "rgb_array"'):
+        host_episodes.film(make_own("fakes:Counter"), Always([0.0]), KEY)
+    with pytest.raises(ConfigError, match="there is no single environment to film"):
+        host_episodes.film(make_own("fakes:vector"), Always([0.0]), KEY)
 
 
 def test_a_summary_is_json_and_complete():

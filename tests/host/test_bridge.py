@@ -25,12 +25,13 @@ from hypothesis.extra import numpy as hnp
 
 from tqpo.errors import ActionError, ConfigError, EnvError, TqpoError
 from tqpo.host import bridge
-from tqpo.host.batch import Hosts
+from tqpo.host.batch import EnvBatch
 from tqpo.host.bridge import Options, server
 from tqpo.host.bridge import errors as trouble
 from tqpo.host.bridge.environments import BridgeVectorEnv
 from tqpo.host.bridge.server import Channel, Frame, Violation
-from tqpo.host.spec import Hosting, HostSpec, make_own
+from tqpo.host.probe import make_own
+from tqpo.host.spec import HostOptions, HostSpec
 from tqpo.output import digest
 from tqpo.training import loop
 from tqpo.training.evaluations import add_evaluation
@@ -217,27 +218,27 @@ class TestEnvironments:
         spec = make_own(f"bridge:{python}:bridged:Line", {"start": 2.5, "processes": 2})
         assert isinstance(spec, HostSpec)
         assert (spec.obs_size, spec.action_size, spec.cost_names) == (2, 1, ("cost", "line"))
-        with Hosts(spec, 4, seed=0) as hosts:
-            assert hosts.reset().shape == (4, 2)
-            tick = hosts.tick(np.ones((4, 1), np.float32))
-        assert tick.valid.all()
-        assert tick.terminated.all()
-        np.testing.assert_array_equal(tick.cost, np.ones((4, 2)))
-        assert (tick.next_obs[:, 0] > 3).all()  # where the episode ended
-        assert (tick.obs[:, 0] < 3).all()  # where the next one began
+        with EnvBatch(spec, 4, seed=0) as envs:
+            assert envs.reset().shape == (4, 2)
+            step = envs.step(np.ones((4, 1), np.float32))
+        assert step.valid.all()
+        assert step.terminated.all()
+        np.testing.assert_array_equal(step.cost, np.ones((4, 2)))
+        assert (step.next_obs[:, 0] > 3).all()  # where the episode ended
+        assert (step.obs[:, 0] < 3).all()  # where the next one began
 
     def test_faults_of_a_task_restart_it_until_there_were_too_many(self, python, monkeypatch):
         monkeypatch.chdir(HERE)
         task, settings = f"bridge:{python}:bridged:Faulty", {"fault": "exit", "processes": 1}
-        spec = make_own(task, settings, hosting=Hosting(restarts=1))
+        spec = make_own(task, settings, options=HostOptions(restarts=1))
         assert isinstance(spec, HostSpec)
-        with Hosts(spec, 2, seed=0) as hosts:
-            hosts.reset()
-            lost = [hosts.tick(np.zeros((2, 1), np.float32)).lost.all() for _ in range(5)]
+        with EnvBatch(spec, 2, seed=0) as envs:
+            envs.reset()
+            lost = [envs.step(np.zeros((2, 1), np.float32)).lost.all() for _ in range(5)]
             assert lost == [False, False, True, False, False]
-            assert "out of fuel" in hosts.take_reports()[0]
+            assert "out of fuel" in envs.take_reports()[0]
             with pytest.raises(EnvError, match="out of fuel"):
-                hosts.tick(np.zeros((2, 1), np.float32))
+                envs.step(np.zeros((2, 1), np.float32))
 
     @pytest.mark.slow
     def test_training_and_a_summary_of_it(self, python, monkeypatch, tmp_path):

@@ -17,7 +17,8 @@ from jobs import call
 import tqpo
 from tqpo import store
 from tqpo.errors import ConfigError, EnvError, Interrupted, RenderError
-from tqpo.evaluation.summary import Totals, summarise
+from tqpo.evaluation.episodes import Totals
+from tqpo.evaluation.summary import summarise
 from tqpo.output import conclude
 from tqpo.training import loop
 from tqpo.training.evaluations import add_evaluation, evaluate_run, evaluations_of

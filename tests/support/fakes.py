@@ -39,6 +39,15 @@ class Counter(gymnasium.Env):
         return {"cost": 1.0}
 
 
+class Reusing(Counter):
+    """Its observations are one array, overwritten in every step."""
+
+    def observe(self):
+        self.memory = getattr(self, "memory", np.zeros(2, np.float32))
+        self.memory[:] = super().observe()
+        return self.memory
+
+
 class Endless(Counter):
     """No episode ends by itself; limited to 50 steps by `long`."""
 
@@ -96,11 +105,25 @@ class EarlyFaulty(Faulty):
     """Those that look for the spec raise, and one more."""
 
     def __init__(self):
-        super().__init__("raises", times=5)
+        super().__init__("raises", times=3)
+
+
+class AlwaysFaulty(Faulty):
+    def __init__(self):
+        super().__init__("raises")
 
 
 def faulty(fault="raises", at=3, times=10**9, limit=20):
     return gymnasium.wrappers.TimeLimit(Faulty(fault, at, times), limit)
+
+
+def first(path):
+    """Whether nobody called this before, in any process."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+        return True
+    except FileExistsError:
+        return False
 
 
 def stubborn(path):
@@ -108,8 +131,7 @@ def stubborn(path):
 
     class Dies(Endless):
         def step(self, action):
-            if self.t == 3 and not os.path.exists(path):
-                open(path, "w").close()
+            if self.t == 3 and first(path):
                 os._exit(7)
             return super().step(action)
 
@@ -121,10 +143,9 @@ def sleepy(path):
 
     class Sleeps(Endless):
         def step(self, action):
-            if self.t == 3 and not os.path.exists(path):
+            if self.t == 3 and first(path):
                 import signal
 
-                open(path, "w").close()
                 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
                 time.sleep(1000)
             return super().step(action)
@@ -192,6 +213,53 @@ def vector(num_envs, mode="NextStep", env="Counter"):
     """A user's own vector."""
     makers = [functools.partial(globals()[env]) for _ in range(num_envs)]
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode(mode))
+
+
+def modeless(num_envs):
+    vectors = vector(num_envs)
+    vectors.metadata = {}
+    return vectors
+
+
+def stingy(num_envs):
+    return vector(2)
+
+
+class Unsteady(SyncVectorEnv):
+    """Environment i's episodes last 2 + i steps; the first reset of some of them raises, once."""
+
+    failed = False
+
+    def __init__(self, num_envs):
+        lasting = [functools.partial(gymnasium.wrappers.TimeLimit, Endless(), 2 + i) for i in range(num_envs)]
+        super().__init__(lasting, autoreset_mode=AutoresetMode.DISABLED)
+
+    def reset(self, *, seed=None, options=None):
+        if options is not None and not Unsteady.failed:
+            Unsteady.failed = True
+            raise OSError("a loose wire")
+        return super().reset(seed=seed, options=options)
+
+
+def unsteady(num_envs):
+    return Unsteady(num_envs)
+
+
+class Drawn(Endless):
+    """Ends after 5 steps; a picture shows how many were taken."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+
+    def __init__(self, render_mode=None):
+        super().__init__()
+        self.render_mode = render_mode
+
+    def step(self, action):
+        obs, reward, _, _, info = super().step(action)
+        return obs, reward, self.t == 5, False, info
+
+    def render(self):
+        return np.full((2, 2, 3), self.t, np.uint8)
 
 
 class Target(gymnasium.Env):

@@ -9,35 +9,42 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tqpo import networks
+from tqpo.algorithms import rollout
 from tqpo.algorithms.presets import preset
 from tqpo.evaluation.host_episodes import run_episodes
-from tqpo.host.spec import AUTORESETS, Hosting, make_own
+from tqpo.host.probe import make_own
+from tqpo.host.spec import HostOptions
 from tqpo.maths import normalize
-from tqpo.training.collector import Collector, Lines, Moment
+from tqpo.training.collector import Collector, Lines
 from tqpo.training.policies import policies_of
 from tqpo.training.program import Group, init_group, run
+from tqpo.types import Batch
 
 SMALL = {"n_envs": 3, "n_steps": 8, "minibatches": 1, "epochs": 1, "cost_limit": 15.0}
 
 
-def moment(number: int, cut) -> Moment:
-    """A tick that is known by its number."""
+MODES = (None, "SameStep", "NextStep", "Disabled")  # ours, and those of vectors of the user's own
+
+
+def numbered(number: int, cut) -> rollout.Rollout:
+    """A step that is known by its number."""
     n = len(cut)
     row = np.full(n, float(number), np.float32)
     no = np.zeros(n, bool)
-    return Moment(row, row, row, row, row, np.array(cut), no, row, no, row, row, None, None, None)
+    batch = Batch(row, row, row, row, row, np.array(cut), no, row)
+    return rollout.Rollout(batch, no, row, row, None, None, None)
 
 
 KINDS = st.sampled_from(["step", "end", "nothing", "lost"])
 
 
 @given(st.lists(st.lists(KINDS, min_size=2, max_size=2), min_size=1, max_size=60), st.integers(1, 5))
-def test_a_batch_is_the_next_steps_of_each_environment(ticks, size):
+def test_a_batch_is_the_next_steps_of_each_environment(steps, size):
     """Against lists: what is lost takes with it the steps of its episode that still wait."""
     lines, waiting = Lines(2), [[], []]  # (number, is an end)
-    for number, kinds in enumerate(ticks):
+    for number, kinds in enumerate(steps):
         kinds_ = np.array(kinds)
-        lines.add(moment(number, kinds_ == "end"), np.isin(kinds_, ["step", "end"]), kinds_ == "lost")
+        lines.add(numbered(number, kinds_ == "end"), np.isin(kinds_, ["step", "end"]), kinds_ == "lost")
         for line, kind in zip(waiting, kinds, strict=True):
             if kind in ("step", "end"):
                 line.append((number, kind == "end"))
@@ -46,20 +53,23 @@ def test_a_batch_is_the_next_steps_of_each_environment(ticks, size):
         assert lines.ready(size) == all(len(line) >= size for line in waiting)
         if lines.ready(size):
             taken = lines.take(size)
-            np.testing.assert_array_equal(taken.obs.T, [[n for n, _ in line[:size]] for line in waiting])
+            np.testing.assert_array_equal(taken.batch.obs.T, [[n for n, _ in line[:size]] for line in waiting])
             waiting = [line[size:] for line in waiting]
 
 
-def collector_of(task, seeds=(0,), mode="SameStep", vector="sync", **changes):
-    env = make_own(task, hosting=Hosting(vector=vector, autoreset=mode))
+def counters(mode):
+    return make_own("fakes:Counter") if mode is None else make_own("fakes:vector", {"mode": mode})
+
+
+def collector_of(env, seeds=(0,), **changes):
     config = preset("fast", "ppo", **{**SMALL, **changes})
     group = Group(env, "ppo", (config,) * len(seeds), seeds)
     return Collector(env, "ppo", config.learner, seeds, 0), init_group(group)
 
 
-@pytest.mark.parametrize("mode", AUTORESETS)
+@pytest.mark.parametrize("mode", MODES)
 def test_batches_follow_each_other(mode):
-    collector, state = collector_of("fakes:Counter", (0, 1), mode)
+    collector, state = collector_of(counters(mode), (0, 1))
     with collector:
         seen = [collector.collect(state.learner) for _ in range(3)]
     joined = jax.tree.map(lambda *x: np.concatenate(x, 1), *(s._replace(memory=None) for s in seen))  # [R, 3T, B, …]
@@ -77,20 +87,20 @@ def test_batches_follow_each_other(mode):
 
 
 def test_the_mode_does_not_show():
-    found = []
-    for mode in AUTORESETS:
-        collector, state = collector_of("fakes:Counter", mode=mode)
+    batches = []
+    for mode in MODES:
+        collector, state = collector_of(counters(mode))
         with collector:
-            found.append([collector.collect(state.learner).batch for _ in range(2)])
-    for other in found[1:]:
-        for a, b in zip(found[0], other, strict=True):
+            batches.append([collector.collect(state.learner).batch for _ in range(2)])
+    for other in batches[1:]:
+        for a, b in zip(batches[0], other, strict=True):
             np.testing.assert_array_equal(a.obs, b.obs)
             np.testing.assert_array_equal(a.truncated, b.truncated)
 
 
 def test_a_recurrent_policy_is_recorded_as_it_acted():
     lstm = networks.NetworkSpec(kind="lstm", hidden=(8,))
-    collector, state = collector_of("fakes:Counter", network=lstm, segment=4)
+    collector, state = collector_of(counters(None), network=lstm, segment=4)
     with collector:
         collector.collect(state.learner)
         seen = jax.tree.map(lambda x: x[0], collector.collect(state.learner))
@@ -110,7 +120,7 @@ def test_a_recurrent_policy_is_recorded_as_it_acted():
 def test_a_lost_episode_does_not_count():
     """Episodes last 20 steps and cost 20; those of environment 0 that fail in their third step are left out."""
     fakes.Faulty.made = 0
-    env = make_own("fakes:faulty", {"fault": "raises", "times": 4}, None, Hosting())
+    env = make_own("fakes:faulty", {"fault": "raises", "times": 3}, None, HostOptions())
     config = preset("fast", "ppo", **{**SMALL, "n_steps": 2})
     faults = []
     _, metrics = run(
@@ -138,11 +148,10 @@ def test_a_choice_is_learned(algorithm):
 
 def test_every_episode_that_is_begun_is_counted():
     """Counter's episodes last 2, 3, 4, 2, … steps in each environment."""
-    _, state = collector_of("fakes:Counter")
+    _, state = collector_of(counters(None))
     policy = jax.tree.map(lambda x: x[0], policies_of(state))
-    for mode in AUTORESETS:
-        env = make_own("fakes:Counter", hosting=Hosting(autoreset=mode))
-        totals, _ = run_episodes(env, policy, jax.random.key(1), 7, at_once=2)
+    for mode in MODES:
+        totals, _ = run_episodes(counters(mode), policy, jax.random.key(1), 7, at_once=2)
         np.testing.assert_array_equal(totals.lengths, [2, 3, 4, 2, 2, 3, 4])
         np.testing.assert_array_equal(totals.costs[:, 0], totals.lengths)
         np.testing.assert_array_equal(totals.returns, [1, 3, 6, 1, 1, 3, 6])

@@ -33,10 +33,10 @@ class CheckEnv:
         from rich.markup import escape
 
         from tqpo.host.check import check_env
-        from tqpo.host.spec import Hosting
+        from tqpo.host.spec import HostOptions
 
-        hosting = Hosting(self.vector, self.env_timeout)
-        findings = check_env(self.env, assignments(self.task_set), self.cost_fn, hosting, self.steps)
+        options = HostOptions(self.vector, self.env_timeout)
+        findings = check_env(self.env, assignments(self.task_set), self.cost_fn, options, self.steps)
         table = new_table(escape(self.env), ("", "what", "found", "what to do"))
         colours = {"ok": "green", "warning": "yellow", "error": "bold red"}
         for finding in findings:

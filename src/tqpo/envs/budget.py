@@ -12,7 +12,7 @@ constraint with limit d and cost so far C:
 and once, where the episode's length T is known, `time_left` = 1 − t/T. Costs and limit in other units give the same features.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,6 +33,11 @@ class Budget:
     channels: tuple[int, ...]  # [K]
     limits: tuple[float, ...]  # [K] d
     horizon: int | None = None  # T, steps
+
+    @staticmethod
+    def of(description: Mapping[str, Any]) -> "Budget":
+        """From plain data, as `policy.json` keeps it."""
+        return Budget(tuple(description["channels"]), tuple(description["limits"]), description["horizon"])
 
     @property
     def size(self) -> int:

@@ -1,13 +1,11 @@
-"""A frozen policy in fresh episodes: `run_episodes` in JAX, `run_episodes_host` in a Python environment such as the MuJoCo twin.
+"""A frozen policy in fresh episodes of a JAX environment.
 
-Episode i draws its start and its noise from the same keys in both, whatever the batch size or the number of workers. Every episode
-that is begun is counted, so that long ones are not left out.
+Episode i draws its start and its noise from the same keys whatever the batch size. Every episode that is begun is counted, so that
+long ones are not left out.
 """
 
-import concurrent.futures
 import functools
-import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import equinox as eqx
@@ -63,6 +61,10 @@ class Totals(NamedTuple):
     returns: np.ndarray  # [N]
     costs: np.ndarray  # [N, C] episode_cost per channel
     lengths: np.ndarray  # [N] int, steps
+
+    @classmethod
+    def join(cls, parts: Iterable["Totals"]) -> "Totals":
+        return cls(*(np.concatenate(x) for x in zip(*parts, strict=True)))
 
 
 class Running(NamedTuple):
@@ -144,10 +146,11 @@ def run_episodes(
     batch = min(check_count("batch", batch), episodes)
     parts = []
     for first in range(0, episodes, batch):
-        parts.append(jax.tree.map(np.asarray, _run_batch(env, policy, key, jnp.asarray(first), batch, deterministic)))
+        totals = _run_batch(env, policy, key, jnp.asarray(first), batch, deterministic)
+        parts.append(Totals(*(np.asarray(x)[: episodes - first] for x in totals)))
         if progress is not None:
             progress(min(first + batch, episodes), episodes)
-    return Totals(*(np.concatenate(x)[:episodes] for x in zip(*parts, strict=True)))
+    return Totals.join(parts)
 
 
 class Trace(NamedTuple):
@@ -184,98 +187,3 @@ def check_count(name: str, value: int) -> int:
     if value < 1:
         raise ConfigError(f"{name} = {value}: at least 1")
     return value
-
-
-def is_data(x: Any) -> bool:
-    return isinstance(x, jax.Array | np.ndarray)
-
-
-class HostRunner:
-    """Episodes of a Python environment: `reset(key) -> obs`, `step(action) -> (obs, reward, cost, terminated, truncated)`."""
-
-    def __init__(self, make_env: Callable[[], Any], policy: Policy, key: Key, deterministic: bool):
-        self.make_env, self.policy, self.key = make_env, policy, key
-        self.envs: list[Any] = []
-        weights, rest = eqx.partition(policy, is_data)
-
-        def step(weights, obs, carry, key, t, reward):
-            policy = eqx.combine(weights, rest)
-            carry = jax.lax.cond(t > 0, lambda c: feedback(policy, c, reward), lambda c: c, carry)
-            return act(policy, obs, carry, jax.random.fold_in(key, t), deterministic)
-
-        self._act = functools.partial(jax.jit(jax.vmap(step, (None, 0, 0, 0, None, 0))), weights)
-
-    def __call__(self, indices: Sequence[int]) -> list[tuple[float, np.ndarray, int]]:
-        """Return, costs and length of these episodes. They run side by side: the policy is asked once a step for all."""
-        self.envs += [self.make_env() for _ in range(len(indices) - len(self.envs))]
-        envs = self.envs[: len(indices)]
-        start, noise = jax.vmap(functools.partial(episode_keys, self.key))(jnp.asarray(indices))
-        obs = np.stack([np.asarray(env.reset(key), float) for env, key in zip(envs, start, strict=True)])
-        carry = jax.tree.map(lambda x: jnp.stack([x] * len(envs)), self.policy.init())
-        reward, t = np.zeros(len(envs)), 0
-        totals, costs, lengths = np.zeros(len(envs)), [np.zeros(())] * len(envs), [0] * len(envs)
-        alive = list(range(len(envs)))
-        while alive:
-            actions, carry = self._act(jnp.asarray(obs, float), carry, noise, t, jnp.asarray(reward, float))
-            actions, t, ended = np.asarray(actions), t + 1, []
-            for i in alive:
-                obs[i], reward[i], cost, terminated, truncated = envs[i].step(actions[i])
-                totals[i] += reward[i]
-                costs[i] = costs[i] + np.asarray(cost)
-                lengths[i] = t
-                if terminated or truncated:
-                    ended.append(i)
-            alive = [i for i in alive if i not in ended]
-        return list(zip(totals.tolist(), costs, lengths, strict=True))
-
-
-_runner: HostRunner | None = None  # of a worker process
-
-
-def _begin_worker(make_env, policy, key_data, implementation, deterministic) -> None:
-    global _runner  # noqa: PLW0603  (an executor's initializer has nowhere else to leave it)
-    jax.config.update("jax_platforms", "cpu")
-    key = jax.random.wrap_key_data(key_data, impl=implementation)
-    _runner = HostRunner(make_env, policy, key, deterministic)
-
-
-def _run_in_worker(indices: Sequence[int]) -> list[tuple[float, np.ndarray, int]]:
-    assert _runner is not None
-    return _runner(indices)
-
-
-def run_episodes_host(
-    make_env: Callable[[], Any],
-    policy: Policy,
-    key: Key,
-    episodes: int,
-    *,
-    deterministic: bool = False,
-    batch: int = 20,
-    workers: int = 0,
-    progress: Progress | None = None,
-) -> Totals:
-    """The same for a Python environment, `batch` of them side by side.
-
-    With `workers` in new processes, to which `make_env` and the policy are sent.
-    """
-    check_count("episodes", episodes)
-    batch = min(check_count("batch", batch), -(-episodes // max(workers, 1)))
-    parts = [range(first, min(first + batch, episodes)) for first in range(0, episodes, batch)]
-    found = []
-
-    def gather(results) -> Totals:
-        for result in results:
-            found.extend(result)
-            if progress is not None:
-                progress(len(found), episodes)
-        returns, costs, lengths = zip(*found, strict=True)
-        return Totals(np.array(returns), np.array(costs), np.array(lengths))
-
-    if workers < 1:
-        return gather(map(HostRunner(make_env, policy, key, deterministic), parts))
-    policy = jax.tree.map(lambda x: np.asarray(x) if is_data(x) else x, policy)  # nothing of a device travels
-    setup = (make_env, policy, np.asarray(jax.random.key_data(key)), str(jax.random.key_impl(key)), deterministic)
-    context = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would lose
-    with concurrent.futures.ProcessPoolExecutor(workers, context, _begin_worker, setup) as pool:
-        return gather(pool.map(_run_in_worker, parts))

@@ -9,7 +9,8 @@ import equinox as eqx
 from tqpo.envs import Task
 from tqpo.envs.budget import Budgeted, BudgetedTwin, unwrapped
 from tqpo.errors import ConfigError
-from tqpo.evaluation.episodes import Policy, Progress, Totals, run_episodes, run_episodes_host
+from tqpo.evaluation.episodes import Policy, Progress, Totals, run_episodes
+from tqpo.evaluation.host_episodes import run_twin
 from tqpo.types import Env, Key, Spec
 
 PHYSICS = ("jax", "mujoco")
@@ -44,7 +45,7 @@ def fresh_episodes(
 
         twin = with_budget(env, eqx.Partial(MujocoTask, task.config))
         how = {"deterministic": deterministic, "workers": os.cpu_count() or 1, "progress": progress}
-        return run_episodes_host(twin, policy, key, episodes, **how), []
+        return run_twin(twin, policy, key, episodes, **how), []
     if isinstance(env, Env):
         return run_episodes(env, policy, key, episodes, deterministic=deterministic, progress=progress), []
     from tqpo.evaluation import host_episodes

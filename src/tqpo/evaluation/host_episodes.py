@@ -1,7 +1,16 @@
-"""A frozen policy in environments on the host: fresh episodes to judge it by, and one to look at."""
+"""A frozen policy in fresh episodes of Python environments: the MuJoCo twin, and anyone's on the host.
 
+Episode i draws its noise from the same key as in `episodes.run_episodes`, whatever the batch or the number of workers; in the
+twin, its start too. Every episode that is begun is counted, so that long ones are not left out.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import multiprocessing
 import os
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -9,29 +18,71 @@ import jax.numpy as jnp
 import numpy as np
 
 from tqpo.algorithms import rollout
-from tqpo.errors import ConfigError, RenderError
-from tqpo.evaluation.episodes import Policy, Progress, Totals, check_count, feedback
-from tqpo.host.batch import Hosts
-from tqpo.host.reference import GYM, build, find, takes
-from tqpo.host.spec import HostSpec, border_of
+from tqpo.errors import ConfigError, EnvError, RenderError
+from tqpo.evaluation.episodes import Policy, Progress, Totals, act, check_count, episode_keys, feedback
+from tqpo.host.reference import GYM, find, takes
+from tqpo.host.transition import Transition, Transitions, stack
 from tqpo.types import Key, PyTree
 
+if TYPE_CHECKING:
+    from tqpo.host.spec import HostSpec
+
 AT_ONCE = 32  # environments of an evaluation, where they share a process
+ENDLESS = 100_000  # steps after which an episode is taken to have no end
 LONGEST = 2000  # steps of a film
 
 
 @eqx.filter_jit
-def _act(policy: Policy, obs: Any, first: Any, carry: PyTree, reward: Any, key: Key, deterministic: bool):
-    """Actions [N, A] in [-1, 1], and what is remembered after them."""
-    fresh = jax.tree.map(lambda x: jnp.broadcast_to(x, (len(obs), *jnp.shape(x))), policy.init())
-    carry = rollout.select(first, fresh, jax.vmap(lambda c, r: feedback(policy, c, r))(carry, reward))
-    keys = jax.random.split(key, len(obs))
-    actions, carry = jax.vmap(lambda o, c, k: policy.act(o, c, k, deterministic))(obs, carry, keys)
-    return jnp.clip(actions, -1.0, 1.0), carry
+def _act(policy: Policy, key: Key, index: Any, t: Any, obs: Any, carry: PyTree, reward: Any, deterministic: bool):
+    """Actions [N, A] in step t [N] of the episodes `index` [N], and what is remembered after them."""
+
+    def one(index, t, obs, carry, reward):
+        _, noise = episode_keys(key, index)
+        carry = rollout.select(t == 0, policy.init(), feedback(policy, carry, reward))
+        return act(policy, obs, carry, jax.random.fold_in(noise, t), deterministic)
+
+    return jax.vmap(one)(index, t, obs, carry, reward)
+
+
+def play(
+    envs: Any,
+    policy: Policy,
+    key: Key,
+    shares: Sequence[Sequence[int]],
+    deterministic: bool = False,
+    progress: Progress | None = None,
+) -> Totals:
+    """Environment n of the batch runs the episodes `shares[n]`, one after the other; all, in the order of their indices.
+
+    `envs` has `reset()` and `step(actions)` as `EnvBatch` has them. An episode that is lost to a fault is run again.
+    """
+    obs, n = envs.reset(), len(shares)
+    carry = jax.tree.map(lambda x: jnp.stack([x] * n), policy.init())
+    sizes, done = np.array([len(share) for share in shares]), np.zeros(n, int)  # episodes
+    length, reward = np.zeros(n, int), np.zeros(n)  # steps of the episode under way; the last reward
+    sums = np.zeros((n, 1))  # [N, 1 + C] return and costs of the episode under way
+    played: dict[int, tuple[float, np.ndarray, int]] = {}
+    while np.any(done < sizes):
+        index = np.array([share[min(k, len(share) - 1)] for share, k in zip(shares, done, strict=True)])
+        seen = jnp.asarray(obs, float), carry, jnp.asarray(reward, float)
+        action, carry = _act(policy, key, index, length, *seen, deterministic)
+        step: Transitions = envs.step(np.asarray(action))
+        sums = np.where(step.valid[:, None], sums + np.column_stack([step.reward, step.cost]), 0.0)
+        length = np.where(step.valid, length + 1, 0)
+        for i in np.flatnonzero(step.ended & (done < sizes)):
+            played[index[i]] = sums[i, 0], sums[i, 1:].copy(), length[i]
+            done[i] += 1
+            if progress is not None:
+                progress(len(played), int(sizes.sum()))
+        sums[step.ended], length[step.ended] = 0.0, 0
+        if length.max() >= ENDLESS:
+            raise EnvError(f"an episode has not ended after {ENDLESS:,} steps: give the environment a time limit")
+        obs, reward = step.obs, step.reward
+    return Totals(*(np.array(x) for x in zip(*(played[i] for i in sorted(played)), strict=True)))
 
 
 def run_episodes(
-    env: HostSpec,
+    env: "HostSpec",
     policy: Policy,
     key: Key,
     episodes: int,
@@ -44,60 +95,114 @@ def run_episodes(
 
     Each environment runs a fixed number of them, so that short ones do not crowd out long ones.
     """
-    own_process = env.hosting.vector == "async" and not env.own_vector
+    from tqpo.host.batch import EnvBatch
+
+    own_process = env.options.vector == "async" and not env.autoreset
     at_once = at_once or (os.cpu_count() or 1 if own_process else AT_ONCE)
     count = min(check_count("at_once", at_once), check_count("episodes", episodes))
-    share = np.full(count, episodes // count) + (np.arange(count) < episodes % count)  # of each environment
-    found: list[list[tuple[float, np.ndarray, int]]] = [[] for _ in range(count)]
-    seed = int(jax.random.randint(key, (), 0, 2**30))
-    first, reward = np.ones(count, bool), np.zeros(count, np.float32)
-    carry = jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), policy.init())
-    running, lengths, t = np.zeros((count, 1 + len(env.cost_names))), np.zeros(count, int), 0
-    with Hosts(env, count, seed) as hosts:
-        obs = hosts.reset()
-        while any(len(done) < wanted for done, wanted in zip(found, share, strict=True)):
-            action, carry = _act(policy, obs, first, carry, reward, jax.random.fold_in(key, t), deterministic)
-            tick, t = hosts.tick(np.asarray(action)), t + 1
-            gained = np.concatenate([tick.reward[:, None], tick.cost], 1)
-            running = np.where(tick.valid[:, None], running + gained, np.where(tick.lost[:, None], 0.0, running))
-            lengths = np.where(tick.valid, lengths + 1, np.where(tick.lost, 0, lengths))
-            ended = tick.valid & (tick.terminated | tick.truncated)
-            for i in np.flatnonzero(ended):
-                if len(found[i]) < share[i]:
-                    found[i].append((running[i, 0], running[i, 1:].copy(), lengths[i]))
-            if progress is not None and ended.any():
-                progress(sum(map(len, found)), episodes)
-            running[ended], lengths[ended] = 0.0, 0
-            obs, first, reward = tick.obs, ended | ~tick.valid, tick.reward.astype(np.float32)
-        reports = hosts.take_reports()
-    returns, costs, steps = zip(*(episode for done in found for episode in done), strict=True)
-    return Totals(np.array(returns), np.array(costs), np.array(steps)), reports
+    shares = [part.tolist() for part in np.array_split(np.arange(episodes), count)]
+    with EnvBatch(env, count, int(jax.random.randint(key, (), 0, 2**30))) as envs:
+        return play(envs, policy, key, shares, deterministic, progress), envs.take_reports()
+
+
+class KeyedEnvs:
+    """Environments with `reset(key) -> obs` and `step(action) -> Step`, such as the MuJoCo twin; one episode of each."""
+
+    def __init__(self, envs: Sequence[Any], keys: Sequence[Key]):
+        self.envs, self.keys = envs, keys
+        self.rows: list[Any] = [None] * len(envs)
+
+    def reset(self) -> np.ndarray:
+        return np.stack([np.asarray(env.reset(key), float) for env, key in zip(self.envs, self.keys, strict=True)])
+
+    def step(self, actions: np.ndarray) -> Transitions:
+        for i, row in enumerate(self.rows):
+            if row is not None and (row.terminated or row.truncated):
+                self.rows[i] = row._replace(valid=False)  # its episode is over: no more steps
+            else:
+                obs, *rest = self.envs[i].step(actions[i])
+                self.rows[i] = Transition(obs, obs, *rest)
+        return stack(self.rows)
+
+
+def play_twin(
+    make_env: Callable[[], Any], policy: Policy, key: Key, indices: Sequence[int], deterministic: bool = False
+) -> Totals:
+    """These episodes, side by side."""
+    envs = KeyedEnvs([make_env() for _ in indices], [episode_keys(key, i)[0] for i in indices])
+    return play(envs, policy, key, [[i] for i in indices], deterministic)
+
+
+def _begin_worker() -> None:
+    jax.config.update("jax_platforms", "cpu")
+
+
+def run_twin(
+    make_env: Callable[[], Any],
+    policy: Policy,
+    key: Key,
+    episodes: int,
+    *,
+    deterministic: bool = False,
+    batch: int = 20,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Totals:
+    """So many fresh episodes, `batch` of them at a time. With `workers`, in as many new processes."""
+    check_count("episodes", episodes)
+    batch = min(check_count("batch", batch), -(-episodes // max(workers, 1)))
+    indices = [range(first, min(first + batch, episodes)) for first in range(0, episodes, batch)]
+    run = functools.partial(play_twin, make_env, policy, key, deterministic=deterministic)
+    context = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would lose
+    pool = concurrent.futures.ProcessPoolExecutor(workers, context, _begin_worker) if workers else None
+    parts = []
+    with pool or contextlib.nullcontext():
+        for part in pool.map(run, indices) if pool else map(run, indices):
+            parts.append(part)
+            if progress is not None:
+                progress(sum(len(part.returns) for part in parts), episodes)
+    return Totals.join(parts)
+
+
+class Filmed:
+    """A batch of one environment that draws itself, with a frame of each of its steps."""
+
+    def __init__(self, guard: Any, seed: int):
+        self.guard, self.seed = guard, seed
+        self.frames: list[np.ndarray] = []
+
+    def _film(self, rows: list[Transition]) -> Transitions:
+        self.frames.append(np.asarray(self.guard.env.render()))
+        return stack(rows)
+
+    def reset(self) -> np.ndarray:
+        return self._film(self.guard.reset([self.seed])).obs
+
+    def step(self, actions: np.ndarray) -> Transitions:
+        step = self._film(self.guard.step(actions))
+        return step._replace(truncated=step.truncated | (len(self.frames) > LONGEST))
 
 
 def film(
-    env: HostSpec, policy: Policy, key: Key, episode: int = 0, deterministic: bool = False
+    env: "HostSpec", policy: Policy, key: Key, episode: int = 0, deterministic: bool = False
 ) -> tuple[list[np.ndarray], float]:
     """Frames of an episode, and how long each lasts in seconds. The environment must draw itself as "rgb_array"."""
-    if env.own_vector:
+    from tqpo.host.guard import Guard
+
+    if env.autoreset:
         raise ConfigError(f"{env.task} makes vectors: there is no single environment to film")
     draws = env.task.startswith(GYM) or takes(find(env.task), "render_mode")
     seed = int(jax.random.randint(jax.random.fold_in(key, episode), (), 0, 2**30))
     try:
-        single: Any = build(env.task, env.settings, **({"render_mode": "rgb_array"} if draws else {}))
+        single: Any = env.make(**({"render_mode": "rgb_array"} if draws else {}))
         if getattr(single, "render_mode", None) != "rgb_array":
             raise RenderError(f'{env.task} has no render_mode "rgb_array": let its factory take render_mode')
-        obs, _ = single.reset(seed=seed)
-        frames = [single.render()]
-        border, carry, reward, t, over = border_of(env), jax.tree.map(lambda x: x[None], policy.init()), 0.0, 0, False
-        while not over and t < LONGEST:
-            flat, now = border.flat(obs)[None], jax.random.fold_in(key, t)
-            action, carry = _act(policy, flat, np.array([t == 0]), carry, np.array([reward]), now, deterministic)
-            obs, reward, *_, terminated, truncated, _ = single.step(border.action(np.asarray(action)[0]))
-            frames.append(single.render())
-            t, over = t + 1, terminated or truncated
+        guard = Guard(env, 0)
+        guard.env, filmed = single, Filmed(guard, seed)
+        play(filmed, policy, key, [[episode]], deterministic)
         single.close()
     except (ConfigError, RenderError):
         raise
     except Exception as error:
         raise RenderError(f"{env.task} could not be drawn: {type(error).__name__}: {error}") from error
-    return [np.asarray(frame) for frame in frames], 1.0 / single.metadata.get("render_fps", 30)
+    return filmed.frames, 1.0 / single.metadata.get("render_fps", 30)

@@ -1,8 +1,8 @@
 """What fresh episodes of a policy say: the numbers a safety engineer asks for.
 
-`run_episodes` or `run_episodes_host` (`acting.py`) gives the episodes of each seed; `summarise` gives what they say as a
-dict of plain JSON values. A run folder's `evaluation.json` is `{"schema": 1, "evaluations": [summary, …]}`, with one summary
-for each way of evaluating (sampled, deterministic, in MuJoCo):
+`fresh.fresh_episodes` gives the episodes of each seed; `summarise` gives what they say as a dict of plain JSON values. A run
+folder's `evaluation.json` is `{"schema": 1, "evaluations": [summary, …]}`, with one summary for each way of evaluating (sampled,
+deterministic, in MuJoCo):
 
 | key | value |
 |---|---|
@@ -34,22 +34,12 @@ import numpy as np
 
 from tqpo.algorithms.settings import Constraint
 from tqpo.errors import ConfigError
-from tqpo.evaluation.episodes import ActorPolicy, Policy, Totals, run_episodes, run_episodes_host
+from tqpo.evaluation.episodes import Totals
 from tqpo.maths import statistics
 from tqpo.maths.statistics import Interval
 
 SCHEMA = 1
 WORST_FIRST = ("misses", "cannot tell yet", "meets")
-
-__all__ = [
-    "ActorPolicy",
-    "Policy",
-    "Totals",
-    "document",
-    "run_episodes",
-    "run_episodes_host",
-    "summarise",
-]
 
 
 def summarise(
@@ -68,7 +58,7 @@ def summarise(
     per_seed = [
         {"seed": int(seed)} | scope(part, constraints, confidence, cost_names) for seed, part in episodes.items()
     ]
-    pooled = scope(Totals(*(np.concatenate(x) for x in zip(*parts, strict=True))), constraints, confidence, cost_names)
+    pooled = scope(Totals.join(parts), constraints, confidence, cost_names)
     return {
         "label": label,
         "deterministic": deterministic,
@@ -77,7 +67,7 @@ def summarise(
         "verdict": overall(pooled, per_seed),
         "pooled": pooled,
         "over_seeds": over_seeds(per_seed, len(constraints), confidence),
-        "seeds": [found | raw(part) for found, part in zip(per_seed, parts, strict=True)],
+        "seeds": [judged | raw(part) for judged, part in zip(per_seed, parts, strict=True)],
         "settings": dict(settings or {}),
     }
 
@@ -142,7 +132,7 @@ def scope(
     totals: Totals, constraints: Sequence[Constraint], confidence: float, cost_names: Sequence[str]
 ) -> dict[str, Any]:
     """Every statistic of some episodes."""
-    n, found = len(totals.returns), []
+    n, judged = len(totals.returns), []
     for c in constraints:
         costs, limit, safety = totals.costs[:, c.channel], float(c.limit), float(c.safety)
         safe = int((costs <= limit).sum())
@@ -151,7 +141,7 @@ def scope(
             said = statistics.mean_verdict(mean, n, limit, confidence, name)
         else:
             said = statistics.verdict(safe, n, safety, confidence, f"stayed within the {name} limit of {limit:g}")
-        found.append(
+        judged.append(
             {
                 "safe_episodes": safe,
                 "safety_prob": plain(statistics.clopper_pearson(safe, n, confidence)),
@@ -161,7 +151,7 @@ def scope(
             }
         )
     returns = plain(statistics.mean_interval(totals.returns, confidence))
-    return {"episodes": n, "length_mean": float(totals.lengths.mean()), "return": returns, "constraints": found}
+    return {"episodes": n, "length_mean": float(totals.lengths.mean()), "return": returns, "constraints": judged}
 
 
 def overall(pooled: dict[str, Any], per_seed: Sequence[dict[str, Any]]) -> dict[str, str] | None:

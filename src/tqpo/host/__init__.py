@@ -1,4 +1,4 @@
 """Environments that run on the host: anyone's Gymnasium environment, with its costs, its faults and its restarts.
 
-Nothing here but `hosts` needs JAX: worker processes import the rest, and start fast.
+`spec` and `check` import JAX, for a task may be a JAX environment. What worker processes import does not, so they start fast.
 """

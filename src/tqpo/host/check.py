@@ -8,8 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tqpo.errors import TqpoError
-from tqpo.host.batch import Hosts, Tick
-from tqpo.host.spec import UNLIMITED, Hosting, HostSpec, border_of, make_own
+from tqpo.host.batch import EnvBatch
+from tqpo.host.probe import make_own
+from tqpo.host.spec import HostOptions, HostSpec
+from tqpo.host.transition import Transitions
+from tqpo.types import UNLIMITED
 
 COUNT = 2  # environments side by side: what two share by mistake shows
 WIDE = 10_000  # numbers in an observation that is probably a picture
@@ -23,159 +26,152 @@ class Finding(NamedTuple):
     advice: str = ""
 
 
+def finding(what: str, text: str, advice: str = "") -> Finding:
+    """A warning if there is advice."""
+    return Finding("warning" if advice else "ok", what, text, advice)
+
+
 class Walk(NamedTuple):
     """Random actions in a batch, and what came of them."""
 
-    ticks: list[Tick]
+    first: np.ndarray  # [N, O]
+    steps: list[Transitions]
     seconds: float
+
+    def all(self, field: str) -> np.ndarray:
+        """A field of every step that happened, [steps, …]."""
+        return np.concatenate([getattr(step, field)[step.valid] for step in self.steps])
 
 
 def check_env(
-    task: str, settings: Mapping[str, Any], cost_fn: str | None, hosting: Hosting, steps: int = 1000
+    task: str, settings: Mapping[str, Any], cost_fn: str | None, options: HostOptions, steps: int = 1000
 ) -> list[Finding]:
     """Findings in the order of looking; the last is an error if it stopped there."""
     try:
-        spec = make_own(task, settings, cost_fn, dataclasses.replace(hosting, restarts=0))
+        spec = make_own(task, settings, cost_fn, dataclasses.replace(options, restarts=0))
     except TqpoError as error:
-        return [Finding("error", "first step", *split(str(error)))]
+        return [failure("first step", error)]
     if not isinstance(spec, HostSpec):
         return check_jax(spec, steps)
-    found = spaces(spec)
+    findings = spaces(spec)
     try:
-        walk = take_walk(spec, steps)
-        again = take_walk(spec, min(steps, 200))
+        walk, again = take_walk(spec, steps), take_walk(spec, min(steps, 200))
     except TqpoError as error:
-        return [*found, Finding("error", "random actions", *split(str(error)))]
-    return [*found, *costs(spec, walk), episodes(spec, walk), repeats(walk, again), mode(spec), speed(spec, walk)]
+        return [*findings, failure("random actions", error)]
+    findings += [*costs(spec, walk), episodes(spec, walk), repeats(walk, again), speed(spec, walk)]
+    own = [finding("autoreset", f"{spec.autoreset}, by its own vector")]
+    return findings + own if spec.autoreset else findings
 
 
-def split(message: str) -> tuple[str, str]:
-    """What happened, and what to do about it, of an error's message."""
-    text, colon, advice = message.partition("\nIt failed")[0].partition(": give ")
-    return text, f"give {advice}" if colon else ""
+def failure(what: str, error: TqpoError) -> Finding:
+    """What happened, and what to do about it."""
+    text, colon, advice = str(error).partition("\nIt failed")[0].partition(": give ")
+    return Finding("error", what, text, f"give {advice}" if colon else "")
 
 
 def spaces(spec: HostSpec) -> list[Finding]:
-    border = border_of(spec)
-    wide = spec.obs_size > WIDE
+    picture = "this looks like a picture, and the networks here are for vectors: extract features first"
+    advice = picture if spec.obs_size > WIDE else ""
+    kind = "one of" if spec.discrete else "a vector of"
     return [
-        Finding(
-            "warning" if wide else "ok",
-            "observations",
-            f"{border.observation_space}: {spec.obs_size:,} numbers",
-            "this looks like a picture, and the networks here are for vectors: extract features first" if wide else "",
-        ),
-        Finding(
-            "ok", "actions", f"{border.action_space}: {'one of' if spec.discrete else 'a vector of'} {spec.action_size}"
-        ),
+        finding("observations", f"{spec.border.observation_space}: {spec.obs_size:,} numbers", advice),
+        finding("actions", f"{spec.border.action_space}: {kind} {spec.action_size}"),
     ]
 
 
 def take_walk(spec: HostSpec, steps: int, seed: int = 0) -> Walk:
     """So many steps in all; the same for the same seed if the environments are deterministic."""
     random = np.random.default_rng(seed)
-    ticks = []
-    with Hosts(spec, COUNT, seed) as hosts:
-        first = hosts.reset()
+    with EnvBatch(spec, COUNT, seed) as envs:
+        first, seen = envs.reset(), []
         started = time.perf_counter()
         for _ in range(-(-steps // COUNT)):
-            actions = random.uniform(-1, 1, (COUNT, spec.action_size)).astype(np.float32)
-            ticks.append(hosts.tick(actions))
-        seconds = time.perf_counter() - started
-    ticks.insert(0, ticks[0]._replace(obs=first, valid=np.zeros(COUNT, bool)))
-    return Walk(ticks, seconds)
+            seen.append(envs.step(random.uniform(-1, 1, (COUNT, spec.action_size)).astype(np.float32)))
+        return Walk(first, seen, time.perf_counter() - started)
 
 
 def costs(spec: HostSpec, walk: Walk) -> list[Finding]:
     """The walk came to its end, so a cost was there in every step, finite and not negative."""
-    cost = np.concatenate([t.cost[t.valid] for t in walk.ticks])  # [steps, C]
     source = spec.cost_fn or "the environment"
-    found = []
-    for k, name in enumerate(spec.cost_names):
-        mine = cost[:, k]
-        text = f"from {source} in all of {len(mine):,} steps; {np.mean(mine > 0):.0%} of them above 0, mean {mine.mean():.3g}"
-        never = not mine.any()
-        advice = "it was 0 in every step of random actions: see that it can be more" if never else ""
-        found.append(Finding("warning" if never else "ok", f"cost {name!r}" if k else "cost", text, advice))
-    return found
+    findings = []
+    for name, cost in zip(spec.cost_names, walk.all("cost").T, strict=True):
+        share = f"{np.mean(cost > 0):.0%} of them above 0, mean {cost.mean():.3g}"
+        advice = "" if cost.any() else "it was 0 in every step of random actions: see that it can be more"
+        what = "cost" if name == "cost" else f"cost {name!r}"
+        findings.append(finding(what, f"from {source} in all of {len(cost):,} steps; {share}", advice))
+    return findings
 
 
 def episodes(spec: HostSpec, walk: Walk) -> Finding:
     """A constraint is about whole episodes, so they must end."""
-    terminated = sum(int((t.terminated & t.valid).sum()) for t in walk.ticks)
-    truncated = sum(int((t.truncated & t.valid).sum()) for t in walk.ticks)
-    text = f"{terminated} terminated and {truncated} truncated in {sum(int(t.valid.sum()) for t in walk.ticks):,} steps"
+    terminated, truncated = walk.all("terminated"), walk.all("truncated")
+    text = f"{terminated.sum()} terminated and {truncated.sum()} truncated in {len(terminated):,} steps"
     if spec.max_steps < UNLIMITED:
-        return Finding("ok", "episodes", f"{text}; time-out after {spec.max_steps:,} steps")
+        return finding("episodes", f"{text}; time-out after {spec.max_steps:,} steps")
     advice = "wrap it in gymnasium.wrappers.TimeLimit, or --task-set max_episode_steps=… of a gym:ID"
-    if terminated + truncated == 0:
-        return Finding("warning", "episodes", f"{text}, and no time limit is known", advice)
-    return Finding("ok", "episodes", f"{text}; no time limit is known")
+    return finding("episodes", f"{text}; no time limit is known", "" if (terminated | truncated).any() else advice)
 
 
 def repeats(one: Walk, two: Walk) -> Finding:
     names = {"obs": "observation", "reward": "reward", "cost": "cost", "terminated": "end", "truncated": "end"}
-    for t, (a, b) in enumerate(zip(one.ticks, two.ticks, strict=False)):
-        for field, name in names.items():
-            if not np.array_equal(getattr(a, field), getattr(b, field)):
-                text = f"step {t}: another {name} with the same seed and the same actions"
-                return Finding(
-                    "warning", "determinism", text, "draw randomness from self.np_random, which reset(seed) sets"
-                )
-    return Finding("ok", "determinism", f"same seed, same actions, same {len(two.ticks) - 1} steps")
-
-
-def mode(spec: HostSpec) -> Finding:
-    if not spec.own_vector:
-        return Finding("ok", "autoreset", f"{spec.hosting.autoreset}, {spec.hosting.vector} vector of Gymnasium's")
-    with Hosts(spec, COUNT, 0) as hosts:
-        hosts.reset()
-        assert hosts.vector is not None
-        return Finding("ok", "autoreset", f"{hosts.vector.metadata['autoreset_mode'].value}, by its own vector")
+    pairs = [(0, "observation", one.first, two.first)]
+    for t, (a, b) in enumerate(zip(one.steps, two.steps, strict=False), 1):
+        pairs += [(t, name, getattr(a, field), getattr(b, field)) for field, name in names.items()]
+    for t, name, a, b in pairs:
+        if not np.array_equal(a, b):
+            text = f"step {t}: another {name} with the same seed and the same actions"
+            return finding("determinism", text, "draw randomness from self.np_random, which reset(seed) sets")
+    return finding("determinism", f"same seed, same actions, same {len(two.steps)} steps")
 
 
 def speed(spec: HostSpec, walk: Walk) -> Finding:
-    rate = COUNT * (len(walk.ticks) - 1) / walk.seconds
-    slow = rate < SLOW and spec.hosting.vector == "sync" and not spec.own_vector
+    rate = COUNT * len(walk.steps) / walk.seconds
+    vector = "its own vector" if spec.autoreset else spec.options.vector
+    slow = rate < SLOW and vector == "sync"
     advice = "--vector async runs each environment in a process of its own" if slow else ""
-    return Finding("warning" if slow else "ok", "throughput", f"{rate:,.0f} steps/s ({spec.hosting.vector})", advice)
+    return finding("throughput", f"{rate:,.0f} steps/s ({vector})", advice)
 
 
 def check_jax(env: Any, steps: int) -> list[Finding]:
     """A pure JAX environment: its protocol, compiled and in a batch."""
+    findings = [finding("kind", f"a JAX environment: {env.obs_size} observations, {env.action_size} actions")]
+    try:
+        seen, rate = walk_jax(env, min(steps, 200))
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        return [*findings, Finding("error", "step", text, "reset and step must be pure JAX")]
+    shapes = {"obs": (env.obs_size,), "cost": (len(env.cost_names),), "reward": (), "terminated": (), "truncated": ()}
+    shapes["reset's observation"] = shapes["obs"]
+    wrong = [
+        f"{name} of shape {np.shape(seen[name])[1:]}, expected {shape}"
+        for name, shape in shapes.items()
+        if np.shape(seen[name])[1:] != shape
+    ]
+    if wrong:
+        return [*findings, Finding("error", "step", "; ".join(wrong), "one copy's arrays; batches come from vmap")]
+    if env.cost_names[0] != "cost":
+        return [*findings, Finding("error", "cost", f"cost_names = {env.cost_names}", 'the first must be "cost"')]
+    if not all(np.all(np.isfinite(x)) for x in seen.values()) or np.any(seen["cost"] < 0):
+        return [*findings, Finding("error", "numbers", "not finite, or a negative cost")]
+    return [
+        *findings,
+        finding("numbers", "finite, costs not negative"),
+        finding("costs", f"{', '.join(env.cost_names)}: these can be constrained"),
+        finding("episodes", f"time-out after {env.max_steps:,} steps"),
+        finding("throughput", f"{rate:,.0f} steps/s, one by one; a training batch is much faster"),
+    ]
+
+
+def walk_jax(env: Any, steps: int) -> tuple[dict[str, np.ndarray], float]:
+    """The fields of the last of so many steps, with reset's observation, and steps/s."""
     import jax
 
-    found = [Finding("ok", "kind", f"a JAX environment: {env.obs_size} observations, {env.action_size} actions")]
-    try:
-        hash(env)
-        state, obs = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), COUNT))
-        step = jax.jit(jax.vmap(env.step))
-        shapes = {"obs": (COUNT, env.obs_size), "cost": (COUNT, len(env.cost_names))}
-        shapes |= {"reward": (COUNT,), "terminated": (COUNT,), "truncated": (COUNT,)}
-        action = np.zeros((COUNT, env.action_size), np.float32)
+    hash(env)
+    state, obs = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), COUNT))
+    step, action = jax.jit(jax.vmap(env.step)), np.zeros((COUNT, env.action_size), np.float32)
+    state, seen = step(state, action)
+    started = time.perf_counter()
+    for _ in range(steps):
         state, seen = step(state, action)
-        wrong = [
-            f"{name} of shape {np.shape(getattr(seen, name))[1:]}, expected {shape[1:]}"
-            for name, shape in shapes.items()
-            if np.shape(getattr(seen, name)) != shape
-        ]
-        if np.shape(obs) != shapes["obs"]:
-            wrong.append(f"reset's observation of shape {np.shape(obs)[1:]}, expected {shapes['obs'][1:]}")
-        if wrong:
-            return [*found, Finding("error", "step", "; ".join(wrong), "one copy's arrays; batches come from vmap")]
-        if env.cost_names[0] != "cost":
-            return [*found, Finding("error", "cost", f"cost_names = {env.cost_names}", 'the first must be "cost"')]
-        started = time.perf_counter()
-        for _ in range(min(steps, 200)):
-            state, seen = step(state, action)
-        finite = all(bool(np.all(np.isfinite(x))) for x in seen) and bool(np.all(np.asarray(seen.cost) >= 0))
-        rate = COUNT * min(steps, 200) / (time.perf_counter() - started)
-    except Exception as error:
-        return [*found, Finding("error", "step", f"{type(error).__name__}: {error}", "reset and step must be pure JAX")]
-    level = "ok" if finite else "error"
-    found.append(
-        Finding(level, "numbers", "finite, costs not negative" if finite else "not finite, or a negative cost")
-    )
-    found.append(Finding("ok", "costs", f"{', '.join(env.cost_names)}: these can be constrained"))
-    found.append(Finding("ok", "episodes", f"time-out after {env.max_steps:,} steps"))
-    return [*found, Finding("ok", "throughput", f"{rate:,.0f} steps/s, one by one; a training batch is much faster")]
+    fields = {name: np.asarray(x) for name, x in seen._asdict().items()} | {"reset's observation": np.asarray(obs)}
+    return fields, COUNT * steps / (time.perf_counter() - started)

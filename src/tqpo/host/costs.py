@@ -7,7 +7,7 @@ Channel 0 is "cost": what was given under that name (or without one), else the s
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,36 +18,42 @@ MISSING = (
     'no cost in this step: give info["cost"] in every step (0 where there is none), return (obs, reward, cost, terminated, '
     "truncated, info), or name a --cost-fn module:function"
 )
+NOTHING = "cost_fn returned no cost: it must return a number, or a dict"
 
 
-def named(value: Any, info: Mapping[str, Any], own: bool) -> dict[str, Any]:
-    """Costs by name. `value` is what `cost_fn` (then `own`) or a six-tuple gave, or None."""
-    value = info.get("cost") if value is None and not own else value
-    found = dict(value) if isinstance(value, Mapping) else {} if value is None else {"cost": value}
-    if not own:
-        found = {k.removeprefix("cost_"): v for k, v in info.items() if k.startswith("cost_")} | found
-    if not found:
-        raise ContractError(MISSING if not own else "cost_fn returned no cost: it must return a number, or a dict")
-    return found
+def read(
+    cost_fn: Callable[..., Any] | None, obs: Any, action: Any, next_obs: Any, info: Mapping[str, Any], given: Any = None
+) -> dict[str, Any]:
+    """Costs by name of a step from `obs` to `next_obs`; `given` is the third value of a six-tuple."""
+    value = info.get("cost") if given is None else given
+    if cost_fn is not None:
+        value = cost_fn(obs, action, next_obs, info)
+    by_name = dict(value) if isinstance(value, Mapping) else {} if value is None else {"cost": value}
+    if cost_fn is None:
+        by_name = {k.removeprefix("cost_"): v for k, v in info.items() if k.startswith("cost_")} | by_name
+    if not by_name:
+        raise ContractError(MISSING if cost_fn is None else NOTHING)
+    return by_name
 
 
-def names_of(found: Mapping[str, Any]) -> tuple[str, ...]:
+def names_of(by_name: Mapping[str, Any]) -> tuple[str, ...]:
     """The channels that these costs make."""
-    return ("cost", *(name for name in found if name != "cost"))
+    return ("cost", *(name for name in by_name if name != "cost"))
 
 
-def channels(found: Mapping[str, Any], names: tuple[str, ...]) -> np.ndarray:
-    """The costs as a vector [C], float32, in the order of `names`."""
-    if missing := [name for name in names[1:] if name not in found]:
+def channels(by_name: Mapping[str, Any], names: tuple[str, ...]) -> np.ndarray:
+    """The costs as a vector [C], float32, in the order of `names`, or as they come if that is empty."""
+    names = names or names_of(by_name)
+    if missing := [name for name in names[1:] if name not in by_name]:
         raise ContractError(
             f"no cost {', '.join(missing)} in this step: give every named cost in every step (0 where there is none)"
         )
-    if "cost" not in found and (fresh := sorted(set(found) - set(names))):
+    if "cost" not in by_name and (fresh := sorted(set(by_name) - set(names))):
         raise ContractError(
             f"a cost {', '.join(fresh)} that the first step did not have, so the total is unclear: "
             "give every named cost in every step"
         )
-    values = {name: number(name, value) for name, value in found.items() if name in names}
+    values = {name: number(name, value) for name, value in by_name.items() if name in names}
     total = values["cost"] if "cost" in values else sum(values.values())
     return np.array([total, *(values[name] for name in names[1:])], np.float32)
 

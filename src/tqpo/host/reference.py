@@ -37,18 +37,18 @@ def find(reference: str) -> Callable[..., Any]:
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())  # for good: worker processes get this list
     try:
-        found: Any = importlib.import_module(module)
+        named: Any = importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(
             f"{reference!r}: {error}; start from the folder that holds {module}.py, or put that on PYTHONPATH"
         ) from error
     for part in name.split("."):
-        if not hasattr(found, part):
+        if not hasattr(named, part):
             raise ConfigError(f"{reference!r}: module {module} has no {name}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(f"{reference!r} is {type(found).__name__}: name a function or a class")
-    return found
+        named = getattr(named, part)
+    if not callable(named):
+        raise ConfigError(f"{reference!r} is {type(named).__name__}: name a function or a class")
+    return named
 
 
 def name_of(function: Callable[..., Any] | str) -> str:
@@ -75,9 +75,11 @@ def takes(function: Callable[..., Any], parameter: str) -> bool:
         return False
 
 
-def build(task: str, settings: tuple[tuple[str, Any], ...], **more: Any) -> Any:
+def build(task: str, settings: tuple[tuple[str, Any], ...], timeout: float, **more: Any) -> Any:
     """What a reference makes: an environment, or a vector of them where `num_envs` is given."""
     options = dict(settings) | more
+    if task.startswith(bridge.PREFIX):  # its time-outs come first, for it knows the last words of the other process
+        options["options"] = bridge.Options(timeout=0.9 * timeout, start_timeout=0.9 * timeout)
     if not task.startswith(GYM):
         return find(task)(**options)
     import gymnasium

@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import gymnasium
@@ -17,6 +18,12 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.spaces.utils import flatdim, flatten
 
 from tqpo.errors import EnvError
+from tqpo.host.actions import to_env
+
+
+def finite(what: str, value: Any) -> None:
+    if not np.all(np.isfinite(value)):
+        raise FloatingPointError(f"{what} that is not finite")
 
 
 class ContractError(Exception):
@@ -46,7 +53,7 @@ class Border:
         elif not isinstance(space, Discrete):
             raise EnvError(f"action space {space}: must be Box or Discrete; wrap it in gymnasium.ActionWrapper")
 
-    @property
+    @functools.cached_property
     def obs_size(self) -> int:
         return flatdim(self.observation_space)
 
@@ -59,35 +66,36 @@ class Border:
         return flatdim(self.action_space)
 
     def flat(self, obs: Any) -> np.ndarray:
-        """An observation as a float32 vector [O]."""
+        """An observation as a finite float32 vector [O], copied: some environments reuse theirs."""
         space = self.observation_space
         if isinstance(space, Box):
             if np.shape(obs) != space.shape:
                 raise ContractError(f"an observation of shape {np.shape(obs)}; its space says {space.shape}")
-            return np.asarray(obs, np.float32).reshape(-1)
-        try:
-            vector = np.asarray(flatten(space, obs), np.float32)
-        except Exception as error:
-            raise ContractError(
-                f"an observation that is not in its space {space}: {type(error).__name__}: {error}"
-            ) from error
+            vector = np.array(obs, np.float32).reshape(-1)
+        else:
+            try:
+                vector = np.array(flatten(space, obs), np.float32)
+            except Exception as error:
+                text = f"an observation that is not in its space {space}: {type(error).__name__}: {error}"
+                raise ContractError(text) from error
         if vector.shape != (self.obs_size,):
             raise ContractError(f"an observation of {vector.size} numbers; its space {space} has {self.obs_size}")
+        finite("an observation", vector)
         return vector
 
-    def action(self, action: np.ndarray) -> Any:
-        """What the environment takes, from a vector [A]."""
+    @functools.cached_property
+    def form(self) -> dict[str, Any]:
+        """How actions become the environment's: arguments of `actions.to_env`."""
         space = self.action_space
         if isinstance(space, Box):
-            share = (np.clip(action, -1.0, 1.0) + 1.0).reshape(space.shape) / 2.0
-            return (space.low + share * (space.high - space.low)).astype(space.dtype)
-        assert isinstance(space, Discrete)
-        return np.int64(space.start + np.argmax(action))
-
-    def describe_action(self) -> dict[str, Any]:
-        """Plain data from which `action` can be done without the environment."""
-        space = self.action_space
-        if isinstance(space, Box):
-            return {"low": space.low.tolist(), "high": space.high.tolist()}
+            return {"low": space.low, "high": space.high}
         assert isinstance(space, Discrete)
         return {"start": int(space.start)}
+
+    def action(self, action: np.ndarray) -> Any:
+        """What the environment takes, from a vector [A]; of a batch [N, A], a batch."""
+        return to_env(np.clip(action, -1.0, 1.0), **self.form).astype(self.action_space.dtype)
+
+    def describe_action(self) -> dict[str, Any]:
+        """`form` as plain data."""
+        return {name: np.asarray(value).tolist() for name, value in self.form.items()}

@@ -11,8 +11,9 @@ from tqpo import store
 from tqpo.envs import Task
 from tqpo.envs.budget import unwrapped
 from tqpo.errors import ConfigError
-from tqpo.evaluation.episodes import HostRunner, Policy, Progress, trace
+from tqpo.evaluation.episodes import Policy, Progress, trace
 from tqpo.evaluation.fresh import with_budget
+from tqpo.evaluation.host_episodes import play_twin
 from tqpo.output import plots
 from tqpo.output.playback import record_episode
 from tqpo.output.report import Report, write_report
@@ -150,7 +151,7 @@ def filmed_frames(env: Env, policy: Policy, key: Key, episode: int, deterministi
                 frames.append(self.render())
             return super().observe()
 
-    HostRunner(with_budget(env, lambda: Filmed(task.config)), policy, key, deterministic)([episode])
+    play_twin(with_budget(env, lambda: Filmed(task.config)), policy, key, [episode], deterministic)
     return frames
 
 

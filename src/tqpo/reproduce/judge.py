@@ -7,14 +7,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from tqpo import store
-from tqpo.envs import make
-from tqpo.evaluation.episodes import HostRunner, Totals
+from tqpo.envs.budget import unwrapped
+from tqpo.evaluation.episodes import Totals
+from tqpo.evaluation.fresh import with_budget
+from tqpo.evaluation.host_episodes import play_twin
 from tqpo.reproduce.cells import Plan, policy_folder, read, summary, write
 from tqpo.reproduce.paper import Cell
 from tqpo.training.evaluations import evaluation_key
+from tqpo.training.job import prepared_of
 from tqpo.training.policies import load_policies
 
 SIDE_BY_SIDE = 20  # episodes of one task
@@ -34,7 +36,7 @@ class Judge:
 
     def __init__(self, plan: Plan, workers: int):
         self.plan = plan
-        self.played: dict[Cell, dict[Part, list]] = {}
+        self.played: dict[Cell, dict[Part, Totals]] = {}
         self.tasks: dict[concurrent.futures.Future, Part] = {}
         context = multiprocessing.get_context("spawn")
         self.pool = concurrent.futures.ProcessPoolExecutor(workers, context, begin_worker)
@@ -59,13 +61,14 @@ class Judge:
 
     def write(self, cell: Cell) -> None:
         parts = sorted(self.played.pop(cell).items(), key=lambda item: (item[0].seed, item[0].indices.start))
-        episodes: dict[int, list] = {}
-        for part, played in parts:
-            episodes.setdefault(part.seed, []).extend(played)
-        totals = {seed: Totals(*map(np.array, zip(*played, strict=True))) for seed, played in episodes.items()}
+        episodes: dict[int, list[Totals]] = {}
+        for part, totals in parts:
+            episodes.setdefault(part.seed, []).append(totals)
         path = self.plan.path(cell)
         result: dict[str, Any] = read(path) or {}
-        result["judge"]["mujoco"] = summary(self.plan, cell, totals)
+        result["judge"]["mujoco"] = summary(
+            self.plan, cell, {seed: Totals.join(played) for seed, played in episodes.items()}
+        )
         write(path, result)
 
     def close(self) -> None:
@@ -77,10 +80,12 @@ def begin_worker() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def play(plan: Plan, part: Part) -> list[tuple[float, np.ndarray, int]]:
+def play(plan: Plan, part: Part) -> Totals:
     """Some episodes of a policy in the twin."""
     from tqpo.envs.mujoco import MujocoTask
 
-    config = make(part.cell.task).config
-    policy = load_policies(store.open_run(policy_folder(plan.path(part.cell))))[part.seed]
-    return HostRunner(lambda: MujocoTask(config), policy, evaluation_key(part.seed), False)(part.indices)
+    folder = store.open_run(policy_folder(plan.path(part.cell)))
+    env, policy = prepared_of(folder.config).env, load_policies(folder)[part.seed]
+    task: Any = unwrapped(env)
+    make_twin = with_budget(env, lambda: MujocoTask(task.config))
+    return play_twin(make_twin, policy, evaluation_key(part.seed), part.indices)

@@ -1,12 +1,12 @@
 """Learning from environments on the host: a `Collector` feeds a group of runs.
 
-One batch of R·B environments serves R runs. A tick may give nothing for some environment (its vector only reset it, or its
+One batch of R·B environments serves R runs. A step may give nothing for some environment (its vector only reset it, or its
 worker was restarted), so transitions wait in line: a batch is the next T of each environment, and what is left over goes into
 the one after it. An episode that was lost to a fault is left out.
 """
 
 import functools
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,80 +14,58 @@ import numpy as np
 
 from tqpo import algorithms, networks
 from tqpo.algorithms import learner, rollout
-from tqpo.host.batch import Hosts, Tick
+from tqpo.algorithms.rollout import Runner
+from tqpo.host.batch import EnvBatch
 from tqpo.host.spec import HostSpec
 from tqpo.types import Array, Batch, Key, PyTree
 
 SEED_OF_RUN = 100_003  # between the seeds of two runs' environments
 
 
-class Moment(NamedTuple):
-    """One tick of N environments as the learner wants it; memory and values are those of the acting policy."""
-
-    obs: np.ndarray  # [N, O]
-    action: np.ndarray  # [N, A]
-    log_prob: np.ndarray  # [N]
-    reward: np.ndarray  # [N]
-    cost: np.ndarray  # [N, C]
-    terminated: np.ndarray  # [N]
-    truncated: np.ndarray  # [N]
-    next_obs: np.ndarray  # [N, O]
-    first: np.ndarray  # [N]
-    prev_action: np.ndarray  # [N, A]
-    prev_reward: np.ndarray  # [N]
-    memory: PyTree  # [N, …] before the step, or None
-    outputs: PyTree  # [N, …] or None
-    next_outputs: PyTree  # [N, …] or None
-
-
 class Lines:
-    """Transitions waiting in line, one line per environment."""
+    """Transitions waiting in line, one line per environment. A step is a `Rollout` with leaves [N, …], its memory before it."""
 
     def __init__(self, count: int):
-        self.moments: list[Moment] = []
-        self.waiting: list[list[int]] = [[] for _ in range(count)]  # places in `moments`
+        self.steps: list[rollout.Rollout] = []
+        self.waiting: list[list[int]] = [[] for _ in range(count)]  # places in `steps`
 
-    def add(self, moment: Moment, valid: np.ndarray, lost: np.ndarray) -> None:
+    def add(self, step: rollout.Rollout, valid: np.ndarray, lost: np.ndarray) -> None:
         """Lines up the valid ones; of a lost episode, whatever still waits is thrown away."""
         for i in np.flatnonzero(lost).tolist():
             line = self.waiting[i]
-            while line and not self._cut(line[-1], i):
+            while line and not self._ends(line[-1], i):
                 line.pop()
         for i in np.flatnonzero(valid):
-            self.waiting[i].append(len(self.moments))
-        self.moments.append(moment)
+            self.waiting[i].append(len(self.steps))
+        self.steps.append(step)
 
-    def _cut(self, place: int, i: int) -> bool:
-        return bool(self.moments[place].terminated[i] or self.moments[place].truncated[i])
+    def _ends(self, place: int, i: int) -> bool:
+        batch = self.steps[place].batch
+        return bool(batch.terminated[i] or batch.truncated[i])
 
     def ready(self, steps: int) -> bool:
         return min(map(len, self.waiting)) >= steps
 
-    def take(self, steps: int) -> Moment:
+    def take(self, steps: int) -> rollout.Rollout:
         """The next `steps` of every environment, leaves [T, N, …]."""
         places = np.array([line[:steps] for line in self.waiting]).T  # [T, N]
         columns = np.arange(len(self.waiting))
-        taken = jax.tree.map(lambda *x: np.stack(x)[places, columns], *self.moments)
+        taken = jax.tree.map(lambda *x: np.stack(x)[places, columns], *self.steps)
         rest = [line[steps:] for line in self.waiting]
-        keep = min((line[0] for line in rest if line), default=len(self.moments))
-        self.moments = self.moments[keep:]
+        keep = min((line[0] for line in rest if line), default=len(self.steps))
+        self.steps = self.steps[keep:]
         self.waiting = [[place - keep for place in line] for line in rest]
         return taken
 
 
-class Now(NamedTuple):
-    """Where acting stands, [R, B, …]."""
-
-    obs: np.ndarray
-    first: np.ndarray
-    prev_action: Any
-    prev_reward: Any
-    memory: PyTree
+def running(obs: Any, memory: PyTree, prev_action: Any, prev_reward: Any, first: Any) -> Runner:
+    """Where acting stands, [R, B, …]; the environments keep their own state."""
+    return Runner(None, obs, memory, prev_action, prev_reward, first)
 
 
 @jax.jit
-def decide(networks_: PyTree, moments: PyTree, now: Now, keys: Key, t: Array) -> tuple[Now, rollout.Decision]:
-    """What R policies do in their B environments at tick t; also what they acted on, as a policy sees it."""
+def decide(networks_: PyTree, moments: PyTree, now: Runner, keys: Key, t: Array) -> tuple[Runner, rollout.Decision]:
+    """What R policies do in their B environments at step t; also what they acted on, as a policy sees it."""
 
     def one(network, moments, now, key):
         clean = rollout.select(now.first, jax.tree.map(jnp.zeros_like, now), now)._replace(obs=now.obs, first=now.first)
@@ -119,15 +97,15 @@ class Collector:
         self.env, self.algorithm, self.config = env, algorithm, config
         self.shape = (len(seeds), config.n_envs)  # R, B
         count = len(seeds) * config.n_envs
-        self.hosts = Hosts(env, count, seed=(SEED_OF_RUN * (seeds[0] + 1) + start) % 2**31)
+        self.envs = EnvBatch(env, count, seed=(SEED_OF_RUN * (seeds[0] + 1) + start) % 2**31)
         self.lines = Lines(count)
-        self.now: Now | None = None
+        self.now: Runner | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *problem: Any) -> None:
-        self.hosts.close()
+        self.envs.__exit__(*problem)
 
     def __call__(self, state: PyTree, configs: PyTree) -> tuple[PyTree, dict[str, Array]]:
         """One iteration of all runs: (state, configs [R]) → (state, metrics [1, R, …])."""
@@ -140,66 +118,50 @@ class Collector:
         now = self.now or self._begin(state)
         t = 0
         while not self.lines.ready(self.config.n_steps):
-            now = self._tick(state, now, keys, t)
+            now = self._step(state, now, keys, t)
             t += 1
         self.now = now
         return self._arrange(self.lines.take(self.config.n_steps))
 
-    def _begin(self, state: learner.LearnerState) -> Now:
-        runs, envs = self.shape
-        memory = jax.vmap(lambda network: networks.initial_memory(network.actor, (envs,)))(state.network)
-        zero = np.zeros((runs, envs), np.float32)
-        actions = np.zeros((runs, envs, self.env.action_size), np.float32)
-        return Now(self._split(self.hosts.reset()), np.ones((runs, envs), bool), actions, zero, memory)
+    def _begin(self, state: learner.LearnerState) -> Runner:
+        memory = jax.vmap(lambda network: networks.initial_memory(network.actor, self.shape[1:]))(state.network)
+        action, reward = np.zeros((*self.shape, self.env.action_size), np.float32), np.zeros(self.shape, np.float32)
+        return running(self._split(self.envs.reset()), memory, action, reward, np.ones(self.shape, bool))
 
-    def _tick(self, state: learner.LearnerState, now: Now, keys: Key, t: int) -> Now:
+    def _step(self, state: learner.LearnerState, now: Runner, keys: Key, t: int) -> Runner:
         now, decision = decide(state.network, state.moments, now, keys, t)
         action = np.asarray(decision.action)
-        tick = self.hosts.tick(np.clip(self._join(action), -1.0, 1.0))
-        reward = self._split(tick.reward.astype(np.float32))
-        ahead = None
+        given = self.envs.step(np.clip(self._join(action), -1.0, 1.0))
+        step: Any = jax.tree.map(self._split, given)  # [R, B, …]
+        reward, ahead = step.reward.astype(np.float32), None
         if decision.outputs is not None:
-            ahead = look_ahead(state.network, state.moments, decision, self._split(tick.next_obs), reward)
-        self.lines.add(self._moment(now, decision, tick, ahead), tick.valid, tick.lost)
-        over = self._split(tick.terminated | tick.truncated | ~tick.valid)
-        return Now(self._split(tick.obs), over, action, reward, decision.memory)
-
-    def _moment(self, now: Now, decision: rollout.Decision, tick: Tick, ahead: PyTree) -> Moment:
-        flat = functools.partial(jax.tree.map, self._join)
-        return Moment(
-            self._join(now.obs),
-            self._join(decision.action),
-            self._join(decision.log_prob),
-            tick.reward.astype(np.float32),
-            tick.cost,
-            tick.terminated,
-            tick.truncated,
-            tick.next_obs,
-            self._join(now.first),
-            self._join(now.prev_action),
-            self._join(now.prev_reward),
-            flat(now.memory),
-            flat(decision.outputs),
-            flat(ahead),
+            ahead = look_ahead(state.network, state.moments, decision, step.next_obs, reward)
+        batch = Batch(
+            obs=now.obs,
+            action=decision.action,
+            log_prob=decision.log_prob,
+            reward=reward,
+            cost=step.cost,
+            terminated=step.terminated,
+            truncated=step.truncated,
+            next_obs=step.next_obs,
         )
+        before = {"first": now.first, "prev_action": now.prev_action, "prev_reward": now.prev_reward}
+        seen = rollout.Rollout(batch, **before, memory=now.memory, outputs=decision.outputs, next_outputs=ahead)
+        self.lines.add(jax.tree.map(self._join, seen), given.valid, given.lost)
+        return running(step.obs, decision.memory, action, reward, step.ended | ~step.valid)
 
-    def _arrange(self, taken: Moment) -> rollout.Rollout:
-        runs, envs = self.shape
-
+    def _arrange(self, taken: rollout.Rollout) -> rollout.Rollout:
         def by_run(x) -> Any:  # [T, R·B, …] → [R, T, B, …]
-            return np.moveaxis(x.reshape(len(x), runs, envs, *x.shape[2:]), 1, 0)
+            return np.moveaxis(x.reshape(len(x), *self.shape, *x.shape[2:]), 1, 0)
 
-        seen: Any = Moment(*jax.tree.map(by_run, tuple(taken)))
-        memory = jax.tree.map(lambda x: x[:, :: self.config.segment], seen.memory)  # [R, S, B, …]
-        batch = Batch(*seen[:8])
-        return rollout.Rollout(
-            batch, seen.first, seen.prev_action, seen.prev_reward, memory, seen.outputs, seen.next_outputs
-        )
+        seen = jax.tree.map(by_run, taken)
+        return seen._replace(memory=jax.tree.map(lambda x: x[:, :: self.config.segment], seen.memory))  # [R, S, B, …]
 
-    def _split(self, x: Any) -> np.ndarray:
+    def _split(self, x: Any) -> Any:
         return np.asarray(x).reshape(*self.shape, *np.shape(x)[1:])
 
-    def _join(self, x: Any) -> np.ndarray:
+    def _join(self, x: Any) -> Any:
         x = np.asarray(x)
         return x.reshape(-1, *x.shape[2:])
 

@@ -22,7 +22,7 @@ from tqpo.evaluation.episodes import check_count
 from tqpo.host.reference import is_reference
 from tqpo.store import sealed
 from tqpo.training.program import Group
-from tqpo.types import Env, Spec
+from tqpo.types import UNLIMITED, Env, Spec
 
 SNAPSHOT_SHARE = 1 / 3  # of training, at its end, in which snapshots are taken
 SELECTION_EPISODES = 384
@@ -85,10 +85,11 @@ class Job:
                 return make(self.task, **self.task_settings)
             except UnknownNameError as error:
                 raise UnknownNameError(f"{error}; a Gymnasium environment is written gym:{self.task}") from None
-        from tqpo.host.spec import Hosting, make_own
+        from tqpo.host.probe import make_own
+        from tqpo.host.spec import HostOptions
 
-        hosting = Hosting(self.vector, float(self.env_timeout), self.env_restarts)
-        return make_own(self.task, self.task_settings, self.cost_fn, hosting)
+        options = HostOptions(self.vector, float(self.env_timeout), self.env_restarts)
+        return make_own(self.task, self.task_settings, self.cost_fn, options)
 
     def prepare(self) -> "Prepared":
         """The job with its environment and its configuration; imports and looks at an environment of the user's."""
@@ -236,13 +237,17 @@ def steps_of(learner: Any) -> int:
     return learner.n_envs * learner.n_steps
 
 
-def observed(env: Spec, constraints: tuple[Constraint, ...], ends: bool = False) -> Budgeted:
-    """The environment with its budget in view: what is left of each limit on a probability."""
-    if not isinstance(env, Env):
-        raise ConfigError("observe_budget = True: for environments in JAX only; set observe_budget=false")
+def observed(env: Spec, constraints: tuple[Constraint, ...], ends: bool = False) -> Spec:
+    """The environment with its budget in view: what is left of each limit on a probability, and of a known length."""
     bounded = [c for c in constraints if c.kind == "quantile"]
     channels, limits = tuple(c.channel for c in bounded), tuple(float(c.limit) for c in bounded)
-    return Budgeted(env, Budget(channels, limits, env.max_steps), ends)
+    budget = Budget(channels, limits, env.max_steps if env.max_steps < UNLIMITED else None)
+    if isinstance(env, Env):
+        return Budgeted(env, budget, ends)
+    if ends:
+        raise ConfigError("end_at_limit = True: for environments in JAX only")
+    host: Any = env
+    return dataclasses.replace(host, obs_size=host.obs_size + budget.size, budget=budget)
 
 
 def describe_env(env: Spec) -> dict[str, Any]:

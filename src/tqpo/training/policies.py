@@ -25,6 +25,7 @@ def save_policies(folder: store.Run, prepared: Prepared, policies: ActorPolicy, 
     description = {name: getattr(prepared.env, name) for name in ("obs_size", "action_size", "discrete")} | {
         "network": dataclasses.asdict(prepared.config.learner.network),
         "action": action_form(prepared.env),
+        "budget": budget_form(prepared.env),
         "seeds": list(prepared.job.seeds),
         "chosen": chosen,
     }
@@ -35,10 +36,14 @@ def action_form(env: Spec) -> dict[str, Any] | None:
     """How an action becomes what an environment on the host takes; None: as it is."""
     if isinstance(env, Env):
         return None
-    from tqpo.host.spec import border_of
-
     host: Any = env
-    return border_of(host).describe_action()
+    return host.border.describe_action()
+
+
+def budget_form(env: Spec) -> dict[str, Any] | None:
+    """What a policy must be told of its budget, as `envs.budget.Budget` takes it; None: it does not look at one."""
+    budget = getattr(env, "budget", None)
+    return None if budget is None else dataclasses.asdict(budget) | {"cost_names": list(env.cost_names)}
 
 
 def template(description: Mapping[str, Any]) -> ActorPolicy:

@@ -173,7 +173,7 @@ def run(
             state, metrics = program(state, configs)
             done += length
             collected.append(jax.tree.map(np.asarray, metrics))
-            faults = () if collector is None else tuple(collector.hosts.take_reports())
+            faults = () if collector is None else tuple(collector.envs.take_reports())
             seen = Chunk(done, _gathered(state, devices), collected[-1], faults)
             if max_skips is not None:
                 check_finite(group, before, seen, max_skips)

@@ -6,6 +6,7 @@ no state.
 | input | shape | what |
 |---|---|---|
 | `obs` | [batch, O] | the observation, as the environment gives it |
+| `budget` | [batch, F] | what is left of the cost limits, for a policy that sees it; the card says how to compute it |
 | `h`, `c` | [batch, H] | memory; zero at the start of an episode |
 | `prev_action` | [batch, A] | the previous action, not clipped; zero at the start of an episode |
 | `prev_reward` | [batch] | the reward of that action; zero at the start of an episode |

@@ -9,6 +9,7 @@ import numpy as np
 from tqpo import provenance, store
 from tqpo.algorithms.presets import DESCRIPTIONS
 from tqpo.envs import make
+from tqpo.envs.budget import Budget
 from tqpo.envs.observation import Slice, slice_table
 from tqpo.evaluation.episodes import ActorPolicy
 from tqpo.host.reference import is_reference
@@ -60,7 +61,8 @@ def facts_of(folder: store.Run, seed: int, policy: ActorPolicy) -> dict[str, Any
         "exported_by": {name: provenance.version(name) for name in ("tqpo", "jax", "onnx") if provenance.version(name)},
         "observation": observation_of(job),
         "action": description.get("action"),
-        **signature(policy, description.get("action")),
+        "budget": description.get("budget"),
+        **signature(policy, description.get("action"), description.get("budget")),
         "limits": list(LIMITS),
     }
 
@@ -83,11 +85,16 @@ def constraints_of(algorithm: Mapping[str, Any], evaluations: list[dict[str, Any
     ]
 
 
-def signature(policy: ActorPolicy, action: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def signature(
+    policy: ActorPolicy, action: Mapping[str, Any] | None = None, budget: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Names, types and shapes of what goes in and comes out; the package's docstring says what they mean."""
     actor = policy.actor
     obs, actions = (["batch", int(x.shape[-1])] for x in (policy.moments.mean, actor.mean.bias))
     inputs, outputs = [port("obs", obs)], [port("action", actions)]
+    if budget is not None:
+        size = Budget.of(budget).size
+        inputs = [port("obs", ["batch", obs[1] - size]), port("budget", ["batch", size])]
     if actor.log_std is None:
         outputs += [port("index", ["batch"], "int32"), port("logits", actions)]
     else:
@@ -141,6 +148,7 @@ def markdown(facts: Mapping[str, Any], to: str) -> str:
         "## Inputs",
         port_table(facts["inputs"]),
         *(["`obs` holds", slice_table(Slice(**part) for part in facts["observation"])] if facts["observation"] else []),
+        *budget_lines(facts["budget"]),
         "## Outputs",
         port_table(facts["outputs"]),
         "`action` is the likeliest action, in [-1, 1]. " + SAMPLING["index" in {p["name"] for p in facts["outputs"]}]
@@ -149,6 +157,24 @@ def markdown(facts: Mapping[str, Any], to: str) -> str:
         "\n".join(f"- {text}" for text in facts["limits"]),
     ]  # fmt: skip
     return "\n\n".join(lines) + "\n"
+
+
+def budget_lines(budget: Mapping[str, Any] | None) -> list[str]:
+    """How to compute the input `budget`."""
+    if budget is None:
+        return []
+    shown = Budget.of(budget)
+    names = [f"`{name}`" for name in shown.names(tuple(budget["cost_names"]))]
+    limits = ", ".join(
+        f"{budget['cost_names'][k]}: d = {limit:g}" for k, limit in zip(shown.channels, shown.limits, strict=True)
+    )
+    time = f" `time_left` is 1 − t/{shown.horizon} after t steps." if shown.horizon is not None else ""
+    return [
+        f"`budget` holds {', '.join(names)}, for the limits {limits}. With C the episode's cost so far (0 at its start, the "
+        f"cost of every step added): `remaining` is (d − C)/d clipped to [-1, 1], `lost` is 1 where C > d, `nearness` is "
+        f"1 − 4·(d − C)/d clipped to [0, 1].{time} A policy that is not told its cost acts as if its budget were full: its "
+        "safety above does not hold then."
+    ]
 
 
 SAMPLING = {

@@ -43,7 +43,8 @@ def encode(policy: ActorPolicy, facts: Mapping[str, Any]) -> bytes:
     """The file's content; `facts` become its metadata, as text or JSON, and the card its description."""
     graph = Graph()
     actor, moments = policy.actor, policy.moments
-    centred = graph("Sub", "obs", graph.constant(moments.mean))
+    obs = graph("Concat", "obs", "budget", axis=1) if facts["budget"] else "obs"
+    centred = graph("Sub", obs, graph.constant(moments.mean))
     x = clip(graph, graph("Div", centred, graph.constant(scale(moments))), CLIP)
     for layer in actor.body.layers:
         x = graph("Tanh", graph.linear(x, layer.weight, layer.bias))

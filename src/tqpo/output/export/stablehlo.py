@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from tqpo import networks
 from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.host.actions import to_env
 from tqpo.maths import distribution, normalize
 from tqpo.types import Array
 
@@ -34,7 +35,8 @@ def encode(policy: ActorPolicy, facts: Mapping[str, Any]) -> bytes:
 
 def step(policy: ActorPolicy, inputs: dict[str, Array]) -> dict[str, Array]:
     """`ActorPolicy.act` without noise; its memory is an input and an output."""
-    actor, x = policy.actor, normalize.normalize(policy.moments, inputs["obs"])
+    obs = jnp.concatenate([inputs["obs"], inputs["budget"]], -1) if "budget" in inputs else inputs["obs"]
+    actor, x = policy.actor, normalize.normalize(policy.moments, obs)
     recurrent = actor.lstm is not None
     memory = networks.Memory(inputs["h"], inputs["c"]) if recurrent else None
     before = (
@@ -57,5 +59,4 @@ def give_action(form: Mapping[str, Any] | None, outputs: dict[str, Array]) -> di
     if "start" in form:
         return outputs | {"env_action": form["start"] + outputs["index"]}
     low, high = jnp.array(form["low"], "float32"), jnp.array(form["high"], "float32")
-    shaped = outputs["action"].reshape(-1, *low.shape)
-    return outputs | {"env_action": low + (shaped + 1.0) / 2.0 * (high - low)}
+    return outputs | {"env_action": to_env(outputs["action"], low, high)}
