@@ -18,7 +18,8 @@ class Reproduce:
     """Train the paper's runs and lay the results beside its numbers. Made for a GPU; what is done is not done again."""
 
     what: Positional[str]
-    """table1 (with PPO-Lagrangian), table2, tuned, baseline, fast, or all; figures and tables draw what is there."""
+    """table1 (with PPO-Lagrangian), table2, tuned, baseline, fast, or all; budget and its ablation; figures and tables draw
+    what is there."""
     task: tuple[str, ...] = ()
     """Only these tasks."""
     algo: tuple[str, ...] = ()
@@ -32,7 +33,11 @@ class Reproduce:
     episodes: int = 1000
     """Fresh episodes of each final policy; 0 leaves them out."""
     judge: int = 0
-    """Seeds of each cell of Table 1 that MuJoCo judges, with 100 episodes each."""
+    """Seeds of each cell of Table 1, or of budget, that MuJoCo judges."""
+    judge_episodes: int = 100
+    """Episodes of each of them."""
+    snapshots: int = 1
+    """Policies from the last third of training that each final one is chosen from; 1 keeps the last."""
     jobs: int = 1
     """Groups of runs at a time. On one GPU three to five fill it, with CUDA's MPS daemon running."""
     ray: bool = False
@@ -85,6 +90,8 @@ class Reproduce:
             int(self.steps),
             self.episodes,
             self.judge,
+            self.judge_episodes,
+            self.snapshots,
             checkpoint_every=CHECKPOINT_EVERY if self.ray else None,
             changes=tuple(changes.items()),
         )

@@ -137,13 +137,14 @@ def run_episodes(
     key: Key,
     episodes: int,
     *,
-    batch: int = 256,
+    batch: int | None = None,
     deterministic: bool = False,
     progress: Progress | None = None,
 ) -> Totals:
-    """So many fresh episodes, `batch` of them at a time."""
+    """So many fresh episodes, `batch` of them at a time; by default as many as the device is good at."""
     check_count("episodes", episodes)
-    batch = min(check_count("batch", batch), episodes)
+    usual = 256 if jax.default_backend() == "cpu" else 4096
+    batch = min(check_count("batch", batch or usual), episodes)
     parts = []
     for first in range(0, episodes, batch):
         totals = _run_batch(env, policy, key, jnp.asarray(first), batch, deterministic)

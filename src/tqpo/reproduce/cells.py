@@ -26,7 +26,7 @@ from tqpo import store
 from tqpo.errors import ConfigError, TqpoError
 from tqpo.evaluation.episodes import Totals
 from tqpo.evaluation.summary import summarise
-from tqpo.reproduce.paper import COST_LIMIT, STEPS, TABLE1, Cell
+from tqpo.reproduce.paper import BUDGET, COST_LIMIT, STEPS, TABLE1, Cell
 from tqpo.training.job import Job, Prepared, agree, plain
 from tqpo.training.program import Metrics
 
@@ -46,14 +46,15 @@ class Plan:
     episodes: int = 1000  # fresh ones per seed; 0: none
     judged_seeds: int = 0  # of each cell, in MuJoCo
     judged_episodes: int = 100  # per seed
+    snapshots: int = 1  # of the last third of training, that each final policy is chosen from; 1: the last
     chunk: int = 8  # iterations in one call of the program
     checkpoint_every: int | None = None  # iterations; None: only when a signal ends training, a group takes minutes
     changes: tuple[tuple[str, Any], ...] = ()  # settings other than the presets', by name
 
     def prepare(self, cell: Cell, seeds: tuple[int, ...] | None = None) -> Prepared:
-        """A cell as a job of all its seeds, or of these; it keeps the last policy."""
+        """A cell as a job of all its seeds, or of these."""
         level = {"preset": cell.preset, "safety": cell.safety, "cost_limit": COST_LIMIT}
-        runs = {"seeds": self.seeds if seeds is None else seeds, "steps": self.steps, "snapshots": 1}
+        runs = {"seeds": self.seeds if seeds is None else seeds, "steps": self.steps, "snapshots": self.snapshots}
         return Job(task=cell.task, algo=cell.algo, **level, **runs, settings=dict(self.changes)).prepare()
 
     def check(self) -> None:
@@ -71,7 +72,8 @@ class Plan:
         """What a result depends on; compared with a file to see whether it is still good."""
         facts = {"task": cell.task, "algo": cell.algo, "safety": cell.safety, "preset": cell.preset}
         config = plain(dataclasses.asdict(self.prepare(cell).config))
-        return facts | {"seeds": list(self.seeds), "steps": self.steps, "config": config}
+        chosen = {} if self.snapshots == 1 else {"snapshots": self.snapshots}
+        return facts | {"seeds": list(self.seeds), "steps": self.steps, "config": config} | chosen
 
     def is_current(self, cell: Cell, settings: dict[str, Any]) -> bool:
         """Whether these are the settings of this cell."""
@@ -83,8 +85,8 @@ class Plan:
         return bool(result and result.get("complete") and self.is_current(cell, result["settings"]))
 
     def judged(self, cell: Cell) -> tuple[int, ...]:
-        """The seeds of a cell that MuJoCo judges: those of Table 1."""
-        return self.seeds[: self.judged_seeds] if cell in TABLE1 else ()
+        """The seeds of a cell that MuJoCo judges: those of Table 1, and of its counterparts that see their budget."""
+        return self.seeds[: self.judged_seeds] if cell in TABLE1 or cell in BUDGET else ()
 
     def groups(self) -> list[tuple[Cell, ...]]:
         """The cells that are still to do, in groups that one program trains; the largest first."""

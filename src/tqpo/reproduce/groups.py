@@ -28,6 +28,7 @@ from tqpo.sweep.cluster import Runner
 from tqpo.sweep.progress import JobsProgress
 from tqpo.sweep.work import when_free
 from tqpo.training import loop
+from tqpo.training.choose import best_of
 from tqpo.training.evaluations import evaluation_key
 from tqpo.training.job import agree, plain, together
 from tqpo.training.policies import policies_of, save_policies
@@ -36,6 +37,7 @@ from tqpo.training.program import Chunk, Group, init_group, take_run
 REPEATABLE = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 GROUPS = ".groups"
 PARTIAL_EVERY = 5  # chunks between two writings of what is known so far
+SELECTION_EPISODES = 2000  # of each snapshot that a policy is chosen from
 
 
 def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:
@@ -100,8 +102,10 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
     """Trains a group of cells, evaluates their final policies, and writes their files."""
     begun, first = time.perf_counter(), 0.0
     group = together([plan.prepare(cell) for cell in cells])
-    iterations = plan.prepare(cells[0]).iterations
+    first_cell = plan.prepare(cells[0])
+    iterations, moments = first_cell.iterations, first_cell.snapshot_iterations[:-1]
     folder, position = open_group(plan, cells, group)
+    snapshots: dict[int, ActorPolicy] = {}  # by iteration, [runs, …]
 
     def write_all(facts: dict[str, Any], of_cell: dict[Cell, dict[str, Any]] | None = None) -> None:
         metrics = metrics_of(folder, len(group))
@@ -113,6 +117,8 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
     def watch(iteration: int, chunk: Chunk) -> None:
         nonlocal first
         first = first or time.perf_counter()
+        if any(iteration - chunk.length < moment <= iteration for moment in moments):
+            snapshots[iteration] = jax.device_get(policies_of(chunk.state))
         if iteration % (PARTIAL_EVERY * plan.chunk) == 0:
             write_all({"complete": False})
 
@@ -121,12 +127,16 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
         last = loop.drive(group, iterations, folder, position, options, watch)
         trained = time.perf_counter()
         first = first or trained
-        policies = policies_of(last.state)
+        snapshots[iterations] = policies_of(last.state)
         checked = {}
         for k, cell in enumerate(cells):
-            own = {seed: take_run(policies, k * len(plan.seeds) + j) for j, seed in enumerate(plan.seeds)}
-            keep_policies(plan, cell, own, iterations)
-            checked[cell] = evaluate(plan, cell, own)
+            own, chosen = {}, {}
+            for j, seed in enumerate(plan.seeds):
+                candidates = {i: take_run(policies, k * len(plan.seeds) + j) for i, policies in snapshots.items()}
+                chosen[seed], _ = best_of(plan.prepare(cell), candidates, seed, SELECTION_EPISODES)
+                own[seed] = candidates[chosen[seed]]
+            keep_policies(plan, cell, own, chosen)
+            checked[cell] = evaluate(plan, cell, own) | {"iterations_of_policies": chosen}
         ended = time.perf_counter()
         timing = {"runs": len(group), "first_chunk_s": first - begun, "train_s": trained - first}
         timing |= {"evaluate_s": ended - trained, "total_s": ended - begun}
@@ -149,7 +159,7 @@ def open_group(plan: Plan, cells: Sequence[Cell], group: Group) -> tuple[store.R
     return store.create(path, settings), loop.Position(init_group(group))
 
 
-def keep_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], iteration: int) -> None:
+def keep_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], chosen: dict[int, int]) -> None:
     """The final policies as a run of their own: all of the fast preset, else those that MuJoCo judges (10 MB each)."""
     seeds = plan.seeds if cell.preset == "fast" else plan.judged(cell)
     path = policy_folder(plan.path(cell))
@@ -159,7 +169,7 @@ def keep_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], iter
     prepared = plan.prepare(cell, seeds)
     stacked = jax.tree.map(lambda *x: jax.numpy.stack(x), *(policies[seed] for seed in seeds))
     with store.create(path, prepared.describe()) as folder:
-        save_policies(folder, prepared, stacked, [{"seed": seed, "iteration": iteration} for seed in seeds])
+        save_policies(folder, prepared, stacked, [{"seed": seed, "iteration": chosen[seed]} for seed in seeds])
         folder.finish()
 
 
@@ -169,8 +179,7 @@ def evaluate(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> dict[s
         return {"fresh": None, "judge": None}
     env: Any = plan.prepare(cell).env
     episodes = {
-        seed: run_episodes(env, policy, evaluation_key(seed), plan.episodes, batch=plan.episodes)
-        for seed, policy in policies.items()
+        seed: run_episodes(env, policy, evaluation_key(seed), plan.episodes) for seed, policy in policies.items()
     }
     judge = None
     if chosen := plan.judged(cell):

@@ -94,12 +94,29 @@ FIRST: list[Cell] = [
 # Fifteen runs of the fast preset at three seeds.
 LEVELS: list[Cell] = [Cell("SimpleEnv", "tqpo", level, preset="fast") for level in (0.80, 0.85, 0.90, 0.95, 0.99)]
 
+# The same cells by an algorithm that sees its budget.
+BUDGET: list[Cell] = [Cell(c.task, "budget", c.safety, preset="fast") for c in FAST]
+
+# What its parts do: each left out, and what others do with the budget in view. PPO shows what safety costs.
+VARIANTS = (
+    "budget-blind",
+    "budget-no-homotopy",
+    "budget-no-dense",
+    "tqpo-observed",
+    "ppo-lag-observed",
+    "ppo-early",
+    "ppo",
+)
+ABLATION: list[Cell] = [Cell(c.task, algo, c.safety, preset="fast") for algo in VARIANTS for c in BUDGET]
+
 SETS: dict[str, list[Cell]] = {
     "table1": [*TABLE1, *PPO_LAG],
     "table2": TABLE2,
     "tuned": TUNED,
     "baseline": BASELINE,
     "fast": FAST,
+    "budget": BUDGET,
+    "ablation": ABLATION,
     "first": FIRST,
     "levels": LEVELS,
 }

@@ -37,14 +37,23 @@ def choose_policies(folder: store.Run, prepared: Prepared, final: ActorPolicy, l
     chosen, facts = [], []
     for place, seed in enumerate(prepared.job.seeds):
         own = {i: jax.tree.map(lambda x, at=place: x[at], policies) for i, policies in snapshots.items()}
-        scores = {i: score(prepared, policy, seed) for i, policy in own.items()} if len(own) > 1 else {}
-        best = max(scores, key=lambda i: scores[i][:2], default=last)
+        best, scores = best_of(prepared, own, seed, prepared.selection_episodes)
         chosen.append(own[best])
         shares = {str(i): s.safe_share for i, s in scores.items()}
         facts.append({"seed": seed, "iteration": best, "safe_share_of_snapshots": shares})
         why = "" if not scores or scores[best].safe else ": none is safe enough, this one misses by least"
         say(f"seed {seed}: the policy of iteration {best} of {last} is kept{why}")
     save_policies(folder, prepared, jax.tree.map(lambda *x: jax.numpy.stack(x), *chosen), facts)
+
+
+def best_of(
+    prepared: Prepared, candidates: dict[int, ActorPolicy], seed: int, episodes: int
+) -> tuple[int, dict[int, Score]]:
+    """The best of a seed's policies by iteration, and how all of them did; a single one is not looked at."""
+    if len(candidates) == 1:
+        return next(iter(candidates)), {}
+    scores = {i: score(prepared, policy, seed, episodes) for i, policy in candidates.items()}
+    return max(scores, key=lambda i: scores[i][:2]), scores
 
 
 def load_snapshots(
@@ -60,10 +69,10 @@ def load_snapshots(
     return snapshots | {last: final}
 
 
-def score(prepared: Prepared, policy: ActorPolicy, seed: int) -> Score:
+def score(prepared: Prepared, policy: ActorPolicy, seed: int, episodes: int) -> Score:
     """How a policy does in fresh episodes, the same ones for all snapshots of a seed."""
     key = jax.random.fold_in(jax.random.key(SELECTION_SEED), seed)
-    totals, _ = fresh_episodes(prepared.env, policy, key, prepared.selection_episodes)
+    totals, _ = fresh_episodes(prepared.env, policy, key, episodes)
     if not (asked := prepared.asked):
         return Score(True, float(totals.returns.mean()), 1.0)
     kept, slack = zip(*(keeps(c, totals) for c in asked), strict=True)
