@@ -54,6 +54,8 @@ class Reproduce:
     """With tables or figures: also put the tables into this Markdown page, e.g. docs/reproduction.md."""
 
     def __call__(self) -> None:
+        import jax
+
         from tqpo.errors import ConfigError, UnknownNameError
         from tqpo.evaluation.episodes import check_count
         from tqpo.reproduce import document, groups
@@ -62,6 +64,7 @@ class Reproduce:
         from tqpo.sweep import cluster
         from tqpo.training.job import seeds_of
 
+        jax.config.update("jax_platforms", "cpu")  # this process only plans; devices are the groups'
         if self.what in {"figures", "tables"}:
             if self.set:
                 raise ConfigError(f"{self.what} draws what is there: --set is for training")
