@@ -1,5 +1,7 @@
 """`tqpo.train`, `tqpo.load`, `tqpo.evaluate`."""
 
+import pathlib
+
 import jobs
 import numpy as np
 import pytest
@@ -57,3 +59,8 @@ def test_an_unknown_field_of_a_job_is_named(tmp_path):
 def test_there_is_nothing_else_in_the_package():
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         _ = tqpo.trian
+
+
+def test_the_changelog_begins_with_this_version():
+    text = (pathlib.Path(__file__).parents[1] / "CHANGELOG.md").read_text("utf-8")
+    assert text.split("## ")[1].startswith(f"{tqpo.__version__} (")

@@ -11,7 +11,9 @@ from typing import Any
 
 import jax
 
-PACKAGES = ("tqpo", "jax", "jaxlib", "equinox", "optax", "numpy", "scipy", "mujoco", "gymnasium")
+from tqpo import __version__
+
+PACKAGES = ("jax", "jaxlib", "equinox", "optax", "numpy", "scipy", "mujoco", "gymnasium")
 
 
 def git(*arguments: str) -> str | None:
@@ -64,7 +66,11 @@ def provenance() -> dict[str, Any]:
         "commit": commit(),
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command(),
-        "versions": {"python": platform.python_version(), **{p: version(p) for p in PACKAGES if version(p)}},
+        "versions": {
+            "python": platform.python_version(),
+            "tqpo": __version__,
+            **{p: version(p) for p in PACKAGES if version(p)},
+        },
         "hardware": {
             "platform": devices[0].platform,
             "device": devices[0].device_kind,
