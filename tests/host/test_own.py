@@ -16,6 +16,7 @@ from jobs import call
 
 import tqpo
 from tqpo import store
+from tqpo.algorithms.presets import preset
 from tqpo.errors import ConfigError, EnvError, Interrupted, RenderError
 from tqpo.evaluation.episodes import Totals
 from tqpo.evaluation.summary import summarise
@@ -30,6 +31,7 @@ pytestmark = pytest.mark.slow  # processes, sockets and training: `make test-slo
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SETTINGS = {"n_envs": 4, "n_steps": 32, "minibatches": 2, "epochs": 2}
 QUIET = Options(quiet=True, checkpoint_every=2)
+USUAL = preset().constraints[0]
 
 
 @pytest.fixture(autouse=True)
@@ -154,9 +156,8 @@ class TestConstraints:
 
     @given(st.sampled_from(NAMES), st.floats(0, 1e6), st.floats(0.01, 0.99), st.booleans())
     def test_text_and_back(self, name, limit, safety, mean):
-        usual = Job().prepare().config.constraints[0]
         text = f"{name}:mean={limit!r}" if mean else f"{name}:limit={limit!r},safety={safety!r}"
-        c = parse_constraint(text, self.NAMES, usual)
+        c = parse_constraint(text, self.NAMES, USUAL)
         assert (self.NAMES[c.channel], c.kind, c.limit) == (name, "mean" if mean else "quantile", limit)
         assert mean or c.safety == safety
         assert name in say_constraint(c, self.NAMES)
@@ -174,7 +175,7 @@ class TestConstraints:
     )
     def test_wrong_text(self, text, message):
         with pytest.raises(ConfigError, match=message):
-            parse_constraint(text, self.NAMES, Job().prepare().config.constraints[0])
+            parse_constraint(text, self.NAMES, USUAL)
 
     def test_they_replace_safety_and_limit(self):
         job = Job(constraints=("hazards:limit=5,safety=0.8", "buttons:mean=2"))
@@ -188,8 +189,7 @@ class TestConstraints:
             Job(constraints=("cost:mean=1",), safety=0.8)
 
     def test_a_mean_is_judged_by_its_interval(self):
-        usual = Job().prepare().config.constraints[0]
-        c = parse_constraint("cost:mean=10", ("cost",), usual)
+        c = parse_constraint("cost:mean=10", ("cost",), USUAL)
         costs = np.arange(200) % 10  # mean 4.5, and one in ten above any limit below 9
         for limit, word in [(10, "meets"), (4.5, "cannot tell yet"), (2, "misses")]:
             totals = Totals(np.zeros(200), costs[:, None].astype(float), np.ones(200, int))

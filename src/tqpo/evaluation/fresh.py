@@ -16,11 +16,11 @@ from tqpo.types import Env, Key, Spec
 PHYSICS = ("jax", "mujoco")
 
 
-def check_physics(env: Spec, physics: str) -> None:
+def check_physics(env: Spec, physics: str, name: str = "this environment") -> None:
     """Raises for a simulator that the environment does not have."""
     ours = isinstance(unwrapped(env), Task)
     if physics not in (PHYSICS if ours else PHYSICS[:1]):
-        raise ConfigError(f"physics = {physics!r}: {'jax or mujoco' if ours else 'this environment has its own'}")
+        raise ConfigError(f"physics = {physics!r}: {'jax or mujoco' if ours else f'{name} has its own'}")
 
 
 def with_budget(env: Spec, make_twin: Callable[[], Any]) -> Callable[[], Any]:

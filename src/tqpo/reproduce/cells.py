@@ -48,7 +48,7 @@ class Plan:
     judged_episodes: int = 100  # per seed
     snapshots: int = 1  # of the last third of training, that each final policy is chosen from; 1: the last
     chunk: int = 8  # iterations in one call of the program
-    checkpoint_every: int | None = None  # iterations; None: only when a signal ends training, a group takes minutes
+    checkpoint_every: int | None = None  # iterations; None: only where training ends, a group takes minutes
     changes: tuple[tuple[str, Any], ...] = ()  # settings other than the presets', by name
 
     def prepare(self, cell: Cell, seeds: tuple[int, ...] | None = None) -> Prepared:

@@ -9,7 +9,7 @@ from tqpo.envs import Task
 from tqpo.envs.budget import unwrapped
 from tqpo.evaluation import summary
 from tqpo.evaluation.episodes import Progress
-from tqpo.evaluation.fresh import fresh_episodes
+from tqpo.evaluation.fresh import check_physics, fresh_episodes
 from tqpo.training.job import prepared_of
 from tqpo.training.policies import load_policies
 
@@ -32,6 +32,7 @@ def evaluate_run(
     """Fresh episodes of every seed's policy, summed up as `summary.summarise` does."""
     prepared = prepared_of(folder.config)
     job, env = prepared.job, prepared.env
+    check_physics(env, physics, job.task)
     totals, faults = {}, []
     for seed, policy in load_policies(folder).items():
         key = evaluation_key(seed)

@@ -61,7 +61,7 @@ class Options:
 
     quiet: bool = False
     chunk: int | None = None  # iterations in one call of the program; None: 1 on a CPU, 8 on a GPU
-    checkpoint_every: int | None = 20  # iterations; None: only when a signal ends training
+    checkpoint_every: int | None = 20  # iterations; None: only where training ends
     max_skips: int | None = 50  # updates in a row that are not finite, before training stops; None: it never does
     wandb: str | None = None  # a Weights & Biases project
     callback: Callback | None = None
@@ -77,7 +77,7 @@ class Options:
     def checkpoint_due(self, before: int, now: int, last: int) -> bool:
         """Whether a checkpoint belongs between these iterations, or to the last of all."""
         every = self.checkpoint_every
-        return every is not None and (now // every > before // every or now >= last)
+        return now >= last or (every is not None and now // every > before // every)
 
 
 class Position(NamedTuple):

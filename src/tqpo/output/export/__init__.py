@@ -34,7 +34,7 @@ from tqpo.errors import ConfigError
 from tqpo.evaluation.episodes import ActorPolicy
 from tqpo.output.export import card
 from tqpo.store import disk
-from tqpo.training.policies import load_policies
+from tqpo.training.policies import load_policy
 
 FORMATS = {"onnx": "tqpo.output.export.onnx", "stablehlo": "tqpo.output.export.stablehlo"}
 
@@ -50,12 +50,9 @@ def export(
     if out is None and store.is_shipped(path):
         out = f"{path}.{to}"
     with store.open_run(path, write=out is None) as folder:
-        policies = load_policies(folder)
-        seed = next(iter(policies)) if seed is None else seed
-        if seed not in policies:
-            raise ConfigError(f"seed = {seed}: this run has {', '.join(map(str, policies))}")
-        facts = card.facts_of(folder, seed, policies[seed])
-        model, text = encode(policies[seed], to, facts), card.markdown(facts, to).encode()
+        seed, policy = load_policy(folder, seed)
+        facts = card.facts_of(folder, seed, policy)
+        model, text = encode(policy, to, facts), card.markdown(facts, to).encode()
         if out is not None:
             return write(pathlib.Path(out), model), write(pathlib.Path(f"{out}.md"), text)
         name, finished = f"export/seed-{seed}.{to}", folder.finished
