@@ -50,6 +50,8 @@ class Reproduce:
     """Settings of the algorithm other than the preset's, e.g. lowest_level=1. Give it a folder of its own."""
     out: pathlib.Path = pathlib.Path("results/paper")
     """Folder for one JSON file per cell, and for tables and figures."""
+    beside: pathlib.Path | None = None
+    """With figures of budget: another folder of results to draw beside them, e.g. results/paper."""
     page: pathlib.Path | None = None
     """With tables or figures: also put the tables into this Markdown page, e.g. docs/reproduction.md."""
 
@@ -68,7 +70,7 @@ class Reproduce:
         if self.what in {"figures", "tables"}:
             if self.set:
                 raise ConfigError(f"{self.what} draws what is there: --set is for training")
-            print(*document.write_all(self.out, self.page), sep="\n")
+            print(*document.write_all(self.out, self.page, self.beside), sep="\n")
             return
         if self.what not in SETS:
             known = ", ".join([*SETS, "figures", "tables"])

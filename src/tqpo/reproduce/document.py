@@ -30,9 +30,12 @@ def contents(cells: tables.Cells, again: tables.Cells) -> dict[str, Content]:
     }
 
 
-def write_all(out: pathlib.Path, page: pathlib.Path | None = None) -> list[pathlib.Path]:
+def write_all(
+    out: pathlib.Path, page: pathlib.Path | None = None, beside: pathlib.Path | None = None
+) -> list[pathlib.Path]:
     """Tables (Markdown, LaTeX) and figures (PNG, SVG) of all cells in a folder, into that folder; the tables also into
-    `page`, between its marks. Cells that were trained again for the judge are in the folder `judged`."""
+    `page`, between its marks. Cells that were trained again for the judge are in the folder `judged`. Those of `beside`
+    are drawn beside cells that see their budget."""
     cells, again = (tables.load(sorted(folder.glob("*.json"))) for folder in (out, out / "judged"))
     if not cells:
         hint = f"run tqpo reproduce table1 --out {out}, or name the folder with --out"
@@ -43,7 +46,7 @@ def write_all(out: pathlib.Path, page: pathlib.Path | None = None) -> list[pathl
         for suffix, text in ((".md", tables.markdown(content)), (".tex", tables.latex(content))):
             written.append(out / f"{name}{suffix}")
             written[-1].write_text(text)
-    written += figures.draw_all(cells, out)
+    written += figures.draw_all(cells, out, tables.load(sorted(beside.glob("*.json"))) if beside else None)
     return written if page is None else [*written, write_page(page, shown.values())]
 
 

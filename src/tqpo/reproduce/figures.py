@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 TASKS = tuple(dict.fromkeys(c.task for c in TABLE1))
 LINES = (("tqpo", 0.90), ("tqpo", 0.95), ("qcpo", 0.90), ("qcpo", 0.95), ("ppo-lag", 0.90))
 WITHIN, BEYOND = "#2a78b8", "#c8553d"
+FRONTIER = {  # algorithm and preset → what it is called there, its colour
+    ("ppo-lag", "paper"): ("PPO-Lagrangian", "#8a8f98"),
+    ("qcpo", "paper"): ("QCPO", "#e0a030"),
+    ("tqpo", "paper"): ("TQPO", "#2a78b8"),
+    ("budget", "fast"): ("budget", "#c8553d"),
+}
 
 
 def curve_of(cell: dict[str, Any]) -> plots.Curve:
@@ -98,7 +104,42 @@ def draw_quantiles(ax: "Axes", cell: dict[str, Any]) -> None:
     finish(ax, steps=False)
 
 
-def draw_all(cells: Cells, out: pathlib.Path) -> list[pathlib.Path]:
+def frontier(cells: Cells):
+    """Return against safety in fresh episodes, a point for each policy; the paper's own means as stars."""
+    with style():
+        figure, axes = new_figure(1, len(TASKS), (4.6 * len(TASKS), 4.4))
+        for ax, task in zip(axes, TASKS, strict=True):
+            ax.set_title(task)
+            for cell in (c for c in cells.values() if c["settings"]["task"] == task):
+                draw_policies(ax, cell)
+            for level in (0.90, 0.95):
+                ax.axvline(level, color=INK, linestyle=(0, (4, 2)), linewidth=0.8, alpha=0.6)
+            ax.set_xlim(right=1.0)
+            ax.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
+            ax.set_xlabel("Pr[C ≤ d]")
+            ax.set_ylabel("return")
+            finish(ax, steps=False)
+        legend(figure, "")
+    return figure
+
+
+def draw_policies(ax: "Axes", cell: dict[str, Any]) -> None:
+    settings = cell["settings"]
+    label, colour = FRONTIER.get((settings["algo"], settings["preset"]), (None, None))
+    if label is None:
+        return
+    if cell.get("fresh"):
+        seeds = cell["fresh"]["seeds"]
+        safe = [s["constraints"][0]["safety_prob"]["value"] for s in seeds]
+        ax.scatter(safe, [s["return"]["value"] for s in seeds], 34, colour, label=label, alpha=0.85, edgecolors="none")
+    if cell["published"]:
+        x, y = cell["published"]["safety_prob"][0], cell["published"]["episode_return"][0]
+        ax.scatter([x], [y], 110, colour, marker="*", edgecolors=INK, linewidths=0.7, zorder=3)
+
+
+def draw_all(cells: Cells, out: pathlib.Path, beside: Cells | None = None) -> list[pathlib.Path]:
+    if any(cell["settings"]["algo"] == "budget" for cell in cells.values()):
+        return save(frontier((beside or {}) | cells), out / "frontier")
     costs = (("episode_cost_mean", "average cost"), ("episode_cost_quantile", "cost quantile"))
     rewards = (("return_mean", "return"), ("safety_prob", "safety probability"))
     figures = grid(cells, costs), grid(cells, rewards), tilted(cells, "SimpleEnv")
