@@ -92,11 +92,11 @@ def same(a: Totals, b: Totals):
 
 def test_an_episode_stops_counting_when_it_ends():
     """Counter lasts L = 2, 3 or 4 steps with reward 0, 1, …: return L(L−1)/2, costs L and 2L."""
-    found = run_episodes(Counter(), Noisy(jnp.ones(())), KEY, 60)
-    length = found.lengths
+    totals = run_episodes(Counter(), Noisy(jnp.ones(())), KEY, 60)
+    length = totals.lengths
     assert set(length) == {2, 3, 4}
-    np.testing.assert_array_equal(found.returns, length * (length - 1) / 2)
-    np.testing.assert_array_equal(found.costs, np.stack([length, 2 * length], 1))
+    np.testing.assert_array_equal(totals.returns, length * (length - 1) / 2)
+    np.testing.assert_array_equal(totals.costs, np.stack([length, 2 * length], 1))
 
 
 def test_what_comes_after_the_end_may_be_garbage():
@@ -107,8 +107,8 @@ def test_what_comes_after_the_end_may_be_garbage():
             state, step = super().step(state, action)
             return state, step._replace(terminated=state == self.bad)
 
-    found = run_episodes(Ends(bad=5, max_steps=30), Always([0.5]), KEY, 3)
-    np.testing.assert_allclose(found.returns, 2.5)
+    totals = run_episodes(Ends(bad=5, max_steps=30), Always([0.5]), KEY, 3)
+    np.testing.assert_allclose(totals.returns, 2.5)
 
 
 def test_batches_do_not_change_the_episodes():
@@ -129,8 +129,8 @@ def test_sampled_and_deterministic():
 
 def test_actions_are_clipped():
     """Reward −(a − obs/2)² of an action that is clipped to 1."""
-    found = run_episodes(Bandit(), Always([50.0]), KEY, 20)
-    assert set(np.round(found.returns, 4)) == {-0.25, -2.25}
+    totals = run_episodes(Bandit(), Always([50.0]), KEY, 20)
+    assert set(np.round(totals.returns, 4)) == {-0.25, -2.25}
 
 
 def test_the_reward_reaches_a_policy_that_asks_for_it():
@@ -193,12 +193,12 @@ def test_a_task_and_its_twin():
     spec = networks.NetworkSpec(hidden=(8,))
     actor = networks.make_network(KEY, spec, env.obs_size, env.action_size, {}).actor
     policy = ActorPolicy(actor, normalize.init(env.obs_size))
-    found = run_episodes(env, policy, KEY, 3)
-    assert found.costs.shape == (3, 3)
-    assert set(found.lengths) == {20}
+    totals = run_episodes(env, policy, KEY, 3)
+    assert totals.costs.shape == (3, 3)
+    assert set(totals.lengths) == {20}
     judged = run_twin(functools.partial(twin.MujocoTask, env.config), policy, KEY, 3)
-    np.testing.assert_allclose(found.returns, judged.returns, atol=1e-3)
-    np.testing.assert_array_equal(found.costs, judged.costs)
+    np.testing.assert_allclose(totals.returns, judged.returns, atol=1e-3)
+    np.testing.assert_array_equal(totals.costs, judged.costs)
 
 
 def test_noise_on_the_host_is_the_episodes_own():
@@ -230,11 +230,11 @@ def test_a_film_has_a_frame_of_every_step(monkeypatch):
 
 
 def test_a_summary_is_json_and_complete():
-    found = json.loads(
+    document = json.loads(
         json.dumps(summary.document([summarised(label="tqpo", settings={"physics": "jax"})]), allow_nan=False)
     )
-    assert found["schema"] == 1
-    (one,) = found["evaluations"]
+    assert document["schema"] == 1
+    (one,) = document["evaluations"]
     assert [s["seed"] for s in one["seeds"]] == [0, 1, 2]
     assert one["pooled"]["episodes"] == 600
     assert one["constraints"] == [{"channel": 0, "name": "cost", "kind": "quantile", "cost_limit": 15.0, "safety": 0.9}]
@@ -250,19 +250,19 @@ def test_a_summary_is_json_and_complete():
 
 @pytest.mark.parametrize(("rate", "word"), [(0.98, "meets"), (0.7, "misses")])
 def test_verdicts_pooled_and_per_seed(rate, word):
-    found = summarised(rate=rate)
-    assert found["verdict"]["word"] == word
-    assert {s["constraints"][0]["verdict"]["word"] for s in found["seeds"]} == {word}
+    judged = summarised(rate=rate)
+    assert judged["verdict"]["word"] == word
+    assert {s["constraints"][0]["verdict"]["word"] for s in judged["seeds"]} == {word}
     said = {"meets": "3 meet the level", "misses": "3 miss it"}
-    assert found["verdict"]["seeds"] == f"Of the 3 seeds on their own, {said[word]}."
+    assert judged["verdict"]["seeds"] == f"Of the 3 seeds on their own, {said[word]}."
 
 
 def test_the_worst_constraint_decides():
     strict = Constraint(channel=1, limit=2.0, safety=0.95)
-    found = summarised(rate=0.98, constraints=(LIMIT, strict))
-    assert [c["verdict"]["word"] for c in found["pooled"]["constraints"]] == ["meets", "misses"]
-    assert found["verdict"]["word"] == "misses"
-    assert "limit of 2" in found["verdict"]["sentence"]
+    judged = summarised(rate=0.98, constraints=(LIMIT, strict))
+    assert [c["verdict"]["word"] for c in judged["pooled"]["constraints"]] == ["meets", "misses"]
+    assert judged["verdict"]["word"] == "misses"
+    assert "limit of 2" in judged["verdict"]["sentence"]
 
 
 def test_small_and_unconstrained_summaries():

@@ -75,15 +75,15 @@ def test_a_run_keeps_its_job(trained):
 
 
 def test_every_constraint_is_judged(trained):
-    found = evaluations_of(store.open_run(trained))[0]
-    assert [c["name"] for c in found["constraints"]] == ["energy", "time"]
-    assert [c["kind"] for c in found["constraints"]] == ["quantile", "mean"]
-    steps = np.concatenate([s["lengths"] for s in found["seeds"]])
-    costs = np.concatenate([s["episode_costs"] for s in found["seeds"]])
+    evaluation = evaluations_of(store.open_run(trained))[0]
+    assert [c["name"] for c in evaluation["constraints"]] == ["energy", "time"]
+    assert [c["kind"] for c in evaluation["constraints"]] == ["quantile", "mean"]
+    steps = np.concatenate([s["lengths"] for s in evaluation["seeds"]])
+    costs = np.concatenate([s["episode_costs"] for s in evaluation["seeds"]])
     np.testing.assert_allclose(costs[:, 1], steps)  # a unit of time a step
     assert np.all(costs[:, 2] >= 100 * steps)  # actions 10 … 13, squared
-    assert "The mean episode time of 40 episodes" in found["verdict"]["sentence"]
-    assert "stayed within the energy limit of 500" in found["verdict"]["sentence"]
+    assert "The mean episode time of 40 episodes" in evaluation["verdict"]["sentence"]
+    assert "stayed within the energy limit of 500" in evaluation["verdict"]["sentence"]
 
 
 def test_figures_page_and_policy(trained, tmp_path):
@@ -140,7 +140,7 @@ def test_python_takes_functions(tmp_path):
         return np.bool_(iteration == 2)
 
     small = {"steps": 6 * 128, "settings": SETTINGS, "algo": "ppo", "episodes": 8, "quiet": True}
-    found = tqpo.train(
+    evaluation = tqpo.train(
         "gym:CartPole-v1",
         cost_fn=lambda obs, action, next_obs, info: 1.0,
         callback=callback,
@@ -148,7 +148,7 @@ def test_python_takes_functions(tmp_path):
         **small,
     )
     assert seen == [(1, (1, 1)), (2, (1, 1))]
-    assert found["seeds"][0]["episode_costs"] == [[n] for n in found["seeds"][0]["lengths"]]
+    assert evaluation["seeds"][0]["episode_costs"] == [[n] for n in evaluation["seeds"][0]["lengths"]]
 
 
 class TestConstraints:
@@ -251,8 +251,8 @@ class TestCommands:
         ],
     )
     def test_check_env(self, words, code, text, monkeypatch, capsys):
-        found, out, _ = call(monkeypatch, capsys, "check-env", *words, "--steps", "100")
-        assert found == code
+        status, out, _ = call(monkeypatch, capsys, "check-env", *words, "--steps", "100")
+        assert status == code
         assert text in " ".join(out.replace("│", " ").split())
 
     def test_check_env_sees_what_is_not_deterministic(self, monkeypatch, capsys):
@@ -272,24 +272,24 @@ def test_the_template_trains(tmp_path):
         snapshots=1,
     )
     with loop.train(job, tmp_path / "run", QUIET) as folder:
-        found = add_evaluation(folder, 20, "jax", False)
+        evaluation = add_evaluation(folder, 20, "jax", False)
         with pytest.raises(ConfigError, match="there is no picture of it"):
             conclude.write_episode(folder, tmp_path / "x.gif")
-    assert [c["name"] for c in found["constraints"]] == ["damage", "energy"]
+    assert [c["name"] for c in evaluation["constraints"]] == ["damage", "energy"]
 
 
 def group_of(leader: int) -> list[str]:
     """The commands of a process group that still run (zombies do not)."""
-    found = []
+    running = []
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
             name, _, rest = path.read_text().rpartition(")")
             state, _, group = rest.split()[:3]
             if int(group) == leader and state != "Z":
-                found.append(name)
+                running.append(name)
         except OSError:
             continue  # it just ended
-    return found
+    return running
 
 
 @pytest.mark.slow

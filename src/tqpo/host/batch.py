@@ -105,7 +105,7 @@ class EnvBatch:
 
     def _answer(self, i: int, deadline: float, wait: float) -> list[Transition]:
         """What worker i gave; after a fault, new episodes."""
-        reports, kept, most = [], [], self.spec.options.restarts
+        reports, kept, most = [], (), self.spec.options.restarts
         while isinstance(answer := self._hear(i, deadline, wait), Fault):
             self.faults[i] += 1
             reports.append(answer.report)

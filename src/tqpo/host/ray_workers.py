@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tqpo.errors import ConfigError
-from tqpo.host.workers import Answer, Lost, Request, Worker, serve
+from tqpo.host.workers import Answer, Lost, Request, Unit, Worker, serve
 
 
 class Actor:
     """Runs in the cluster."""
 
-    def __init__(self, make_unit: Callable[[], Any]):
+    def __init__(self, make_unit: Callable[[], Unit]):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self.unit = make_unit()
 
@@ -30,7 +30,7 @@ class RayWorker(Worker):
 
     kind = "actor"
 
-    def __init__(self, ray: Any, cpus: float, make_unit: Callable[[], Any]):
+    def __init__(self, ray: Any, cpus: float, make_unit: Callable[[], Unit]):
         self.ray = ray
         paths = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "JAX_PLATFORMS": "cpu"}
         options = {"num_cpus": cpus, "runtime_env": {"env_vars": paths}}
@@ -52,7 +52,7 @@ class RayWorker(Worker):
 
 
 @contextlib.contextmanager
-def connect(count: int) -> Iterator[Callable[[Callable[[], Any]], Worker]]:
+def connect(count: int) -> Iterator[Callable[[Callable[[], Unit]], Worker]]:
     """What starts workers on the cluster that Ray is connected to, or on a Ray of this machine's."""
     try:
         import ray

@@ -5,7 +5,7 @@ import multiprocessing
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, cast
 
@@ -23,23 +23,24 @@ class Fault(NamedTuple):
     """What went wrong; a new environment may do better."""
 
     report: str
-    rows: list[Transition] = []  # noqa: RUF012  (read only) the steps before it, if the reset after them failed
+    rows: Sequence[Transition] = ()  # the steps before it, if the reset after them failed
 
 
 class Lost(Exception):
     """A worker that cannot answer any more: says why."""
 
 
-Request = list[int] | np.ndarray | None  # seeds to reset with, actions [n, A], or no more of them
+Unit = Guard | OwnVector  # what a worker runs
+Request = list[int] | np.ndarray  # seeds to reset with, or actions [n, A]
 Answer = list[Transition] | Fault | EnvError | None  # None: not in time
 
 
-def serve(unit: Guard | OwnVector, request: Request) -> Answer:
+def serve(unit: Unit, request: Request) -> Answer:
     """What came of a request."""
     rows: list[Transition] = []
     try:
         with alarm(unit.timeout):
-            rows = unit.step(request) if isinstance(request, np.ndarray) else unit.reset(request or [])
+            rows = unit.step(request) if isinstance(request, np.ndarray) else unit.reset(request)
         if not any(row.ended for row in rows):
             return rows
         with alarm(unit.timeout):
@@ -52,7 +53,7 @@ def serve(unit: Guard | OwnVector, request: Request) -> Answer:
         return Fault(f"{unit.where()}: {type(error).__name__}: {error}\n{trace}", rows)
 
 
-def close(unit: Guard | OwnVector) -> None:
+def close(unit: Unit) -> None:
     """Drops its environment. Never fails: that may have failed already."""
     env, unit.env = unit.env, None
     with contextlib.suppress(*FAILURES), alarm(min(unit.timeout, 5.0)):
@@ -65,7 +66,7 @@ class Worker:
 
     kind = "process"  # in reports
 
-    def __init__(self, make_unit: Callable[[], Guard | OwnVector]):
+    def __init__(self, make_unit: Callable[[], Unit]):
         self.unit = make_unit()
 
     def ask(self, request: Request) -> None:
@@ -84,7 +85,7 @@ class Worker:
         close(self.unit)
 
 
-def run_process(pipe: Connection, make_unit: Callable[[], Guard | OwnVector]) -> None:
+def run_process(pipe: Connection, make_unit: Callable[[], Unit]) -> None:
     """A worker process: answers until it gets None or the trainer is gone. Ctrl-C is left to the trainer."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     unit = make_unit()
@@ -97,7 +98,7 @@ def run_process(pipe: Connection, make_unit: Callable[[], Guard | OwnVector]) ->
 class Process(Worker):
     """Runs it in a process of its own."""
 
-    def __init__(self, make_unit: Callable[[], Guard | OwnVector]):
+    def __init__(self, make_unit: Callable[[], Unit]):
         context = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would lose
         self.pipe, other = context.Pipe()
         arguments = (other, CloudpickleWrapper(cast(Any, make_unit)))  # a cost function may be a lambda
@@ -105,7 +106,7 @@ class Process(Worker):
         self.process.start()
         other.close()
 
-    def ask(self, request: Request) -> None:
+    def ask(self, request: Request | None) -> None:
         with contextlib.suppress(OSError):
             self.pipe.send(request)
 
