@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from probes import Bandit, Chain, Choice, Remember, TwoArms
+from probes import Bandit, Chain, Choice, Gambles, Remember, TwoArms
 
 from tqpo import networks
 from tqpo.algorithms.presets import preset
 from tqpo.algorithms.settings import field_names
 from tqpo.envs import make
+from tqpo.envs.budget import Budget, Budgeted
 from tqpo.maths import normalize
 from tqpo.networks import NetworkSpec
 from tqpo.training import program
@@ -42,7 +43,7 @@ SIZES = {  # what the tests below count on, whatever a preset is tuned to
 def learn(env, algorithm, iterations, kind="mlp", **changes):
     """The trained states and the mean return of each iteration's episodes, [iterations, seeds]."""
     known = field_names(preset("fast", algorithm)) | {"cost_limit", "margin"}
-    sizes = {k: v for k, v in SIZES.items() if k in known}
+    sizes = {k: v for k, v in (SIZES | {"iterations": iterations}).items() if k in known}
     config = preset("fast", algorithm, network=NetworkSpec(kind, (16, 16)), **(sizes | changes))
     group = program.Group(env, algorithm, (config,) * len(SEEDS), tuple(SEEDS))
     state, metrics = program.run(group, iterations, chunk=iterations)
@@ -135,3 +136,20 @@ def test_two_arms(algorithm):
         assert (safety > 0.85).all()
     if algorithm == "tqpo":
         np.testing.assert_allclose(metrics["multiplier"][-50:].mean(), 2.5, atol=0.8)
+
+
+def test_two_arms_with_a_budget():
+    """The same problem: the chance constraint forbids the risky arm for `budget` too."""
+    env = Budgeted(TwoArms(), Budget((0,), (1.0,), 1))
+    _, metrics, risky = learn(env, "budget", 150)
+    assert (risky[-50:].mean(0) < 0.4).all()
+    assert (metrics["safety_prob"][-50:, :, 0].mean(0) > 0.85).all()
+
+
+def test_a_budget_that_is_seen_earns_more_than_any_blind_policy():
+    """Limit 2 at 95 %: no policy that cannot see its budget earns more than 1.75; seeing it allows 3.98 at 100 %."""
+    env = Budgeted(Gambles(), Budget((0,), (2.0,), 10))
+    numbers = {"n_steps": 10, "safety": 0.95, "cost_limit": 2.0, "learning_rate": 3e-3, "margin": 0.2}
+    _, metrics, returns = learn(env, "budget", 400, **numbers)
+    assert (metrics["safety_prob"][-50:, :, 0].mean(0) >= 0.95).all()
+    assert (returns[-50:].mean(0) > 0.85 * 3.98).all()

@@ -202,3 +202,30 @@ class Poison:
         bad = (state >= self.bad) & (state < self.until)
         reward = jnp.where(bad, jnp.nan, action[0])
         return state + 1, result(action, reward, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gambles:
+    """Ten steps: a positive action gambles, for reward 1 and, with probability ½, cost 1. There is nothing to see.
+
+    With the limit 2 at 95 %: who sees the budget gambles until the second cost, for 4 gambles less the few that ten steps
+    cut off, and never exceeds 2. Who does not see it can only gamble with a fixed probability p, and Pr[Bin(10, p/2) ≤ 2]
+    ≥ 0.95 allows 10·p = 1.75.
+    """
+
+    obs_size: int = 1
+    action_size: int = 1
+    discrete: bool = False
+    cost_names: tuple[str, ...] = NAMES
+    max_steps: int = 10
+    min_steps: int = 10
+
+    def reset(self, key: Key):
+        return (key, jnp.zeros((), int)), jnp.ones(1)
+
+    def step(self, state, action: Array):
+        key, t = state
+        unlucky = jax.random.uniform(jax.random.fold_in(key, t)) < 0.5
+        gamble = action[0] > 0
+        cost = 1.0 * (gamble & unlucky)
+        return (key, t + 1), result(jnp.ones(1), gamble, cost, cost, False, t + 1 >= self.max_steps)

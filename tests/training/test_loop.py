@@ -1,5 +1,6 @@
 """A job from start to verdict, stopped and resumed."""
 
+import dataclasses
 import os
 import random
 import signal
@@ -107,6 +108,20 @@ def test_a_resumed_run_ends_as_one_that_was_never_stopped(trained, tmp_path, mon
     monkeypatch.undo()
     loop.resume(tmp_path / "stopped", QUIET).close()
     assert contents(tmp_path / "stopped") == contents(trained)
+
+
+def test_a_resumed_run_of_budget_ends_as_one_that_was_never_stopped(tmp_path):
+    job = jobs.small_job(algo="budget", seeds=(0,))
+    loop.train(job, tmp_path / "whole", QUIET).close()
+
+    def stop(iteration, _metrics):
+        if iteration == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        loop.train(job, tmp_path / "stopped", dataclasses.replace(QUIET, callback=stop))
+    loop.resume(tmp_path / "stopped", QUIET).close()
+    assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
 
 
 def test_resuming_a_finished_run_changes_nothing(trained, tmp_path):
