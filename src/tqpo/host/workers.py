@@ -2,6 +2,7 @@
 
 import contextlib
 import multiprocessing
+import pickle
 import signal
 import time
 import traceback
@@ -91,7 +92,7 @@ def run_process(pipe: Connection, make_unit: Callable[[], Unit]) -> None:
     unit = make_unit()
     with contextlib.suppress(EOFError, OSError):
         while (request := pipe.recv()) is not None:
-            pipe.send(serve(unit, request))
+            pipe.send_bytes(pickle.dumps(serve(unit, request)))  # quicker than `send`
     close(unit)
 
 
@@ -108,7 +109,7 @@ class Process(Worker):
 
     def ask(self, request: Request | None) -> None:
         with contextlib.suppress(OSError):
-            self.pipe.send(request)
+            self.pipe.send_bytes(pickle.dumps(request))
 
     def answer(self, deadline: float) -> Answer:
         try:
