@@ -16,6 +16,7 @@ from jobs import call
 from tqpo import networks, store
 from tqpo.api import LoadedPolicy
 from tqpo.envs import make
+from tqpo.envs.budget import Budget
 from tqpo.envs.observation import slice_table
 from tqpo.errors import ConfigError
 from tqpo.evaluation.episodes import ActorPolicy
@@ -39,25 +40,25 @@ def make_policy(kind: str, discrete: bool) -> ActorPolicy:
     return ActorPolicy(actor, Moments(jnp.linspace(-2, 2, OBS), variance, jnp.asarray(1e6)))
 
 
-def onnx_step(policy: ActorPolicy, form=None):
-    runtime = onnxruntime.InferenceSession(export.encode(policy, "onnx", facts_of(policy, form)))
+def onnx_step(policy: ActorPolicy, form=None, budget=None):
+    runtime = onnxruntime.InferenceSession(export.encode(policy, "onnx", facts_of(policy, form, budget)))
     names = [port.name for port in runtime.get_outputs()]
     return lambda inputs: dict(zip(names, runtime.run(None, inputs), strict=True))
 
 
-def stablehlo_step(policy: ActorPolicy, form=None):
-    return jax.export.deserialize(bytearray(export.encode(policy, "stablehlo", facts_of(policy, form)))).call
+def stablehlo_step(policy: ActorPolicy, form=None, budget=None):
+    return jax.export.deserialize(bytearray(export.encode(policy, "stablehlo", facts_of(policy, form, budget)))).call
 
 
-def facts_of(policy: ActorPolicy, form=None) -> dict:
+def facts_of(policy: ActorPolicy, form=None, budget=None) -> dict:
     training = dict.fromkeys(("steps", "iterations", "seed", "iteration_of_this_policy"), 0)
     training |= {"seeds": [0], "preset": "fast", "settings": {}, "commit": "", "device": "", "run": ""}
     empty = {"constraints": [], "evaluations": [], "enforces": "", "task_settings": {}, "versions": {}, "limits": []}
     return (
         empty
         | {"task": "", "algorithm": "", "training": training, "exported_by": {}}
-        | {"action": form, "observation": []}
-        | card.signature(policy, form)
+        | {"action": form, "observation": [], "budget": budget}
+        | card.signature(policy, form, budget)
     )
 
 
@@ -111,6 +112,28 @@ def test_any_batch_size_and_what_is_needed_to_sample(kind, discrete, to):
             np.testing.assert_array_equal(found["log_std"], policy.actor.log_std)
 
 
+BUDGET = {"channels": [0], "limits": [15.0], "horizon": 100, "cost_names": ["cost"]}
+
+
+@pytest.mark.parametrize("to", STEPS)
+def test_a_policy_that_sees_its_budget_takes_it_as_an_input(to):
+    """The last four of its observations; what it does is what a loaded policy does that is told the same costs."""
+    policy = make_policy("mlp", False)
+    step = STEPS[to](policy, None, BUDGET)
+    loaded, shown = LoadedPolicy(policy, description={"budget": BUDGET}), Budget.of(BUDGET)
+    spent, rng = 0.0, np.random.default_rng(2)
+    for t in range(5):
+        obs = rng.normal(0, 3, OBS - shown.size).astype(np.float32)
+        features = shown.features(np.array([spent], np.float32), np.array(t))
+        found = step({"obs": obs[None], "budget": features[None].astype(np.float32)})
+        np.testing.assert_allclose(found["action"][0], loaded.act(obs), atol=TOLERANCE)
+        loaded.tell(6.0)
+        spent += 6.0
+    page = card.markdown(facts_of(policy, None, BUDGET), to)
+    assert "`remaining` is (d − C)/d" in page
+    assert "`time_left` is 1 − t/100" in page
+
+
 @pytest.mark.parametrize("to", STEPS)
 @pytest.mark.parametrize(
     "form",
@@ -120,7 +143,7 @@ def test_actions_as_ones_own_environment_takes_them(form, to):
     policy = make_policy("mlp", "start" in form)
     obs = np.random.default_rng(1).normal(0, 3, (10, OBS)).astype(np.float32)
     found = STEPS[to](policy, form)({"obs": obs})["env_action"]
-    loaded = LoadedPolicy(policy, action=form)
+    loaded = LoadedPolicy(policy, description={"action": form})
     np.testing.assert_allclose(found, [loaded.act(x) for x in obs], atol=10 * TOLERANCE)
     port = next(p for p in card.signature(policy, form)["outputs"] if p["name"] == "env_action")
     assert (tuple(port["shape"][1:]), port["dtype"]) == (found.shape[1:], found.dtype)

@@ -110,7 +110,7 @@ def rollout(
                 result.obs, decision.memory, decision.action, result.reward, jnp.zeros_like(noise)
             ).outputs
         onward = Runner(env_state, result.obs, decision.memory, decision.action, result.reward, ended)
-        rank = jnp.cumsum(ended) - 1  # the how-manieth of those that end now
+        rank = jnp.cumsum(ended) - 1  # among those that end now
         fresh_state, fresh_obs = jax.tree.map(lambda leaf: leaf[used + rank], pool)
         restarted = Runner(
             fresh_state,

@@ -15,7 +15,7 @@ SHARE = 0.5  # of a GPU, if there is one: processes here share it
 
 @dataclasses.dataclass
 class Reproduce:
-    """Train the paper's runs and lay the results beside its numbers. Made for a GPU; what is done is not done again."""
+    """Train the paper's runs and lay the results beside its numbers. Made for a GPU. Finished cells are kept."""
 
     what: Positional[str]
     """table1 (with PPO-Lagrangian), table2, tuned, baseline, fast, or all; budget and its ablation; figures and tables draw

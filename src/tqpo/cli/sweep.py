@@ -13,7 +13,7 @@ from tqpo.errors import ConfigError, TqpoError
 
 @dataclasses.dataclass
 class Sweep:
-    """Train the runs that a TOML file lists, on a Ray cluster or on this machine. What is finished is not done again.
+    """Train the runs that a TOML file lists, on a Ray cluster or on this machine. Finished runs are kept.
 
     For example: tqpo sweep levels.toml --address auto --out /shared/levels
     """
