@@ -20,7 +20,6 @@ from tqpo.algorithms.rollout import Decision
 from tqpo.algorithms.settings import Constraint
 from tqpo.envs import Task, make
 from tqpo.envs.budget import Budget, Budgeted, BudgetedTwin, unwrapped
-from tqpo.errors import ConfigError
 from tqpo.maths import normalize
 from tqpo.networks import NetworkSpec
 from tqpo.training.job import describe_env, observed
@@ -126,19 +125,17 @@ def test_the_twin_in_mujoco_shows_the_same():
 
 
 def test_a_job_wraps_its_environment_and_knows_how_long_it_trains():
-    job, plain = small_job(algo="budget", cost_limit=7.0), small_job()
-    env = job.env()
-    assert isinstance(env, Budgeted)
-    assert isinstance(unwrapped(env), Task)
-    assert env.budget == Budget((0,), (7.0,), 50)
-    assert job.config().iterations == job.iterations == 12
-    assert describe_env(env) == describe_env(plain.env())
-    assert isinstance(plain.env(), Task)
-    assert isinstance(small_job(algo="budget-blind").env(), Task)
-    for algo in ("tqpo-observed", "ppo-lag-observed"):
-        assert small_job(algo=algo).env() == small_job(algo="budget").env()
-    with pytest.raises(ConfigError, match="JAX"):
-        observed(object(), ())  # type: ignore[arg-type]
+    job, plain = small_job(algo="budget", cost_limit=7.0).prepare(), small_job().prepare()
+    assert isinstance(job.env, Budgeted)
+    assert isinstance(unwrapped(job.env), Task)
+    assert job.env.budget == Budget((0,), (7.0,), 50)
+    assert job.config.iterations == job.iterations == 12
+    assert describe_env(job.env) == describe_env(plain.env)
+    assert isinstance(plain.env, Task)
+    assert isinstance(small_job(algo="budget-blind").prepare().env, Task)
+    same = [small_job(algo=algo).prepare().env for algo in ("budget", "tqpo-observed", "ppo-lag-observed")]
+    assert same[0] == same[1] == same[2]
+    assert small_job(algo="ppo-early").prepare().env.ends
 
 
 STEPS, RISK, ALLOWED = 6, 0.3, 2  # a cost of 1 with this probability at each step; C ~ Bin(6, 0.3), d = 2

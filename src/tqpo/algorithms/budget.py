@@ -171,6 +171,8 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     cost_advantage, cost_value = learner.cost_targets(
         experience, cost, values["cost_value"], next_values["cost_value"], config.learner
     )
+    if config.learner.normalize_advantage:  # costs of any size beside rewards of any size
+        cost_advantage = cost_advantage / (cost_advantage.std((0, 1)) + 1e-8)
     lost = (experience.episode_cost_before[..., channels] > limit).astype(float)
     lost_after = (experience.episode_cost[..., channels] > limit).astype(float)
     outage_advantage, outage = outage_targets(
