@@ -78,4 +78,6 @@ def play(choose, episodes=500):
 if __name__ == "__main__":
     for name, choose in (("rule", rule), ("full comfort", lambda obs, spent: rule(obs, 0.0))):
         earned, safe, quantiles = play(choose)
-        print(f"{name}: return {earned:.1f}, {safe:.1%} of days within {LIMIT:g} kWh; cost quantiles {quantiles.round(1)}")
+        print(
+            f"{name}: return {earned:.1f}, {safe:.1%} of days within {LIMIT:g} kWh; cost quantiles {quantiles.round(1)}"
+        )

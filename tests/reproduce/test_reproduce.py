@@ -290,7 +290,7 @@ def test_the_best_policy_of_a_cell_is_shipped(finished, tmp_path, monkeypatch):
     cell = finished.cells[0]
     plan = dataclasses.replace(finished, out=tmp_path / "cells", judged_seeds=2)
     policy = load_policies(store.open_run(cells.policy_folder(finished.path(cell))))[0]
-    groups.keep_policies(plan, cell, {0: policy, 1: policy}, 3)
+    groups.keep_policies(plan, cell, {0: policy, 1: policy}, {0: 3, 1: 3})
     result = cells.read(finished.path(cell))
     for seed, word in zip(result["fresh"]["seeds"], ("misses", "meets"), strict=True):
         seed["constraints"][0]["verdict"]["word"] = word
