@@ -5,13 +5,19 @@
 Comfort is the reward and energy the cost, a real number. Cold days need more than the budget, mild ones less, and the day's
 weather shows only as it comes. `RULE` heats to 21 °C as long as the budget lasts.
 
-    python heating.py          # what the rule earns
+    python heating.py [FILE]   # what the rule earns; FILE: also as JSON
 """
+
+import json
+import pathlib
+import sys
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 from gymnasium.wrappers import TimeLimit
+
+from tqpo.provenance import provenance
 
 STEPS = 96  # quarters of an hour in a day
 POWER = 0.75  # kWh that full heating takes in a quarter of an hour
@@ -76,8 +82,12 @@ def play(choose, episodes=500):
 
 
 if __name__ == "__main__":
+    results: dict = {"provenance": provenance()}
     for name, choose in (("rule", rule), ("full comfort", lambda obs, spent: rule(obs, 0.0))):
         earned, safe, quantiles = play(choose)
         print(
             f"{name}: return {earned:.1f}, {safe:.1%} of days within {LIMIT:g} kWh; cost quantiles {quantiles.round(1)}"
         )
+        results[name] = {"days": 500, "return": float(earned), "safety_prob": float(safe)}
+    if len(sys.argv) > 1:
+        pathlib.Path(sys.argv[1]).write_text(json.dumps(results, indent=1) + "\n")
