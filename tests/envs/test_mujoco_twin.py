@@ -1,6 +1,6 @@
 """The JAX tasks against their MuJoCo twins, in double precision.
 
-`python -m tqpo.reproduce.parity` does the same at length.
+`python -m reference.parity` does the same at length.
 """
 
 from functools import partial
@@ -9,14 +9,14 @@ import jax
 import mujoco
 import numpy as np
 import pytest
+from reference.parity.episodes import stepper
+from reference.parity.one_step import pick, shake, velocities
+from reference.parity.policies import POLICIES
 
 from tqpo.envs import TASKS, Task
 from tqpo.envs.lidar import lidar as jax_lidar
 from tqpo.envs.mjcf import model_xml
 from tqpo.envs.mujoco import MujocoTask, lidar
-from tqpo.reproduce.parity.episodes import stepper
-from tqpo.reproduce.parity.one_step import pick, shake, velocities
-from tqpo.reproduce.parity.policies import POLICIES
 
 COPIES, STEPS = 40, 40
 

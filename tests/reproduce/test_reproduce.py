@@ -10,13 +10,14 @@ import signal
 import numpy as np
 import pytest
 from jobs import call
+from reference.compare import differences
 
+from reference import ship
 from tqpo import store
 from tqpo.algorithms.presets import PRESETS
 from tqpo.errors import ConfigError, Interrupted, TqpoError, UnknownNameError
 from tqpo.networks import NetworkSpec
-from tqpo.reproduce import cells, document, groups, judge, ship, tables
-from tqpo.reproduce.__main__ import differences
+from tqpo.reproduce import cells, document, groups, judge, tables
 from tqpo.reproduce.cells import Plan
 from tqpo.reproduce.paper import SETS, TABLE1, TABLE2, Cell
 from tqpo.training import loop

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import tqpo
+from reference import ship
 from tqpo import store
 from tqpo.errors import ConfigError, StoreError
-from tqpo.reproduce import ship
 from tqpo.training import loop
 from tqpo.training.evaluations import add_evaluation, evaluations_of
 from tqpo.training.loop import Options

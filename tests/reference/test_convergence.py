@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from reference.convergence import PROBLEM, State
 
+from reference import convergence
 from tqpo.maths.quantile import empirical_quantile, window_init
-from tqpo.reproduce import convergence
-from tqpo.reproduce.convergence import PROBLEM, State
 
 
 @pytest.fixture(scope="module")

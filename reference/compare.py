@@ -1,6 +1,6 @@
 """Whether two folders of results say the same: what a command that is run twice should give.
 
-python -m tqpo.reproduce FIRST SECOND [--out FILE]
+python -m reference.compare FIRST SECOND [--out FILE]
 """
 
 import argparse
@@ -28,7 +28,7 @@ def differences(first: pathlib.Path, second: pathlib.Path) -> dict[str, list[str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tqpo.reproduce", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m reference.compare", description=__doc__)
     parser.add_argument("first", type=pathlib.Path)
     parser.add_argument("second", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, help="write the comparison as JSON")

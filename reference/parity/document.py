@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tqpo.reproduce.parity.closed_loop import differences
+from reference.parity.closed_loop import differences
 
 SPANS = {"physics": "2 ms", "environment": "20 ms"}
 CASES = {"float64": "float64", "float64_default_solver": "float64, MuJoCo's default solver", "float32": "float32"}
@@ -152,7 +152,7 @@ def document(result: dict[str, Any]) -> str:
     single = max((cell["float32"]["obs_by_part"]["accelerometer"] for cell in copy.values()), default=0.0)
     return f"""# Agreement with MuJoCo
 
-Written by `python -m tqpo.reproduce.parity --out results/parity.json --doc docs/parity.md`.
+Written by `python -m reference.parity --out results/parity.json --doc docs/parity.md`.
 Commit {origin["commit"]}; {origin["made"]};
 {versions}.
 

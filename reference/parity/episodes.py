@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from reference.parity.policies import POLICIES
 from tqpo.envs import Task, TaskConfig
 from tqpo.envs.mujoco import MujocoTask
-from tqpo.reproduce.parity.policies import POLICIES
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The best policy of a run or of a reproduced cell, as a small run of its own that comes with the package.
 
-    python -m tqpo.reproduce.ship RUN|CELL.json… [--out src/tqpo/policies] [--episodes 1000]
+    python -m reference.ship RUN|CELL.json… [--out src/tqpo/policies] [--episodes 1000]
 
 The best is the seed with the highest return among those whose evaluation meets the level. A cell's policies are in a
 run beside its file, in `policies/`, where `tqpo reproduce fast` left them.
@@ -68,7 +68,7 @@ def best_seed(evaluation: Mapping[str, Any], source: pathlib.Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tqpo.reproduce.ship", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m reference.ship", description=__doc__)
     parser.add_argument("runs", nargs="+", type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, default=SHIPPED)
     parser.add_argument("--episodes", type=int, default=1000, help="of its evaluation (default: 1000)")

@@ -14,7 +14,7 @@ is not ∇q but (scale/ε)·f(q)·∇q, and f(q)·∇q = (φ(z)/(s·q))·q = φ(
 
 where the Lagrangian with its density has λ* = (θ₀ − θ*)/d. The policy and its quantile are the same.
 
-Run as `python -m tqpo.reproduce.convergence --out results/convergence.json --figure docs/images/convergence.png`.
+Run as `python -m reference.convergence --out results/convergence.json --figure docs/images/convergence.png`.
 """
 
 import argparse
@@ -226,7 +226,7 @@ def results(problem: Problem = PROBLEM) -> dict:
         "optimum": best,
         "theorem": {"setting": dataclasses.asdict(THEOREM), "ends": ends, "largest_relative_error": errors},
         "tilt": {"setting": dataclasses.asdict(TILT), **tilts},
-        "provenance": provenance() | {"command": "python -m tqpo.reproduce.convergence"},
+        "provenance": provenance() | {"command": "python -m reference.convergence"},
     }
 
 

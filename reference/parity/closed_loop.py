@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from reference.parity.episodes import Plan, totals, twin_totals
 from tqpo.envs import TaskConfig
-from tqpo.reproduce.parity.episodes import Plan, totals, twin_totals
 
 SEED = 3
 POLICIES = ("random", "straight", "careful")

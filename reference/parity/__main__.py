@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 
+from reference.parity import closed_loop, copied, one_step
+from reference.parity.document import document
 from tqpo.envs import TASKS, TaskConfig
 from tqpo.provenance import provenance
-from tqpo.reproduce.parity import closed_loop, copied, one_step
-from tqpo.reproduce.parity.document import document
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[2]  # of the clone
 FOR_GREMLINS = {"boxes", "movable", "newton", "push"}
 NO_MATTER = {"__init__", "kernel", "gymnasium", "render", "registry", "document", "__main__"}
 
@@ -30,7 +30,9 @@ def sources(section: str, config: TaskConfig) -> str:
     others = {"one_step", "copied", "closed_loop"} - USES[section]
     unused = NO_MATTER | others | (set() if config.gremlins else FOR_GREMLINS)
     digest = hashlib.sha256()
-    for path in sorted(p for part in ("physics", "envs", "reproduce/parity") for p in (ROOT / part).glob("*.py")):
+    for path in sorted(
+        p for part in ("src/tqpo/physics", "src/tqpo/envs", "reference/parity") for p in (ROOT / part).glob("*.py")
+    ):
         if path.stem not in unused:
             digest.update(ast.dump(ast.parse(path.read_text())).encode())
     return digest.hexdigest()[:16]
@@ -60,7 +62,7 @@ def in_order(cells: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m tqpo.reproduce.parity", description="Agreement of the JAX tasks with MuJoCo."
+        prog="python -m reference.parity", description="Agreement of the JAX tasks with MuJoCo."
     )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("results/parity.json"))
     parser.add_argument("--doc", type=pathlib.Path, help="write the tables here, e.g. docs/parity.md")

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from reference.parity.episodes import Plan, record
+from reference.parity.one_step import pick
+from reference.parity.policies import POLICIES
 from tqpo.envs import TaskConfig
 from tqpo.envs.mujoco import MujocoTask
-from tqpo.reproduce.parity.episodes import Plan, record
-from tqpo.reproduce.parity.one_step import pick
-from tqpo.reproduce.parity.policies import POLICIES
 
 SEED = 2
 LISTED = 200  # differing steps that are written down per task

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from reference.parity.episodes import Plan, record, stepper
 from tqpo.envs import State, Task, TaskConfig
 from tqpo.envs.mujoco import MujocoTask
-from tqpo.reproduce.parity.episodes import Plan, record, stepper
 
 SEED = 1
 
