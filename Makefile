@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTHON310 ?= python3.10
 SAFETY := .venv-safety-gymnasium
 
-.PHONY: install safety-gymnasium train test test-slow check bench lock lock-safety-gymnasium clean
+.PHONY: install safety-gymnasium train test test-slow check docs bench lock lock-safety-gymnasium clean
 
 install: $(STAMP)
 
@@ -32,6 +32,12 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# The documentation as a site, every link checked. To read it with search: python -m http.server -d build/site
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo build/site/index.html
 
 # Safety-Gymnasium in a Python 3.10 of its own, for `tqpo train bridge:…` (docs/bridge.md): make safety-gymnasium PYTHON310=python3.10
 safety-gymnasium: $(SAFETY)/.installed

@@ -59,7 +59,7 @@ class NetworkSpec:
     kind: str = "mlp"  # "mlp": actor and critic apart; "lstm": one trunk for both
     hidden: tuple[int, ...] = (128, 128)  # the LSTM is as wide as the last, since its output is added to it
     init: str = "orthogonal"  # or "torch": U(±1/√fan_in), PyTorch's default
-    init_log_std: float = 0.0
+    init_log_std: float = 0.0  # log of the actions' standard deviation at the start
 
     def __post_init__(self):
         if self.kind not in ("mlp", "lstm"):

@@ -61,14 +61,14 @@ class Config:
     learner: LearnerConfig = LearnerConfig(observe_budget=True)
     constraints: tuple[Constraint, ...] = (Constraint(margin=0.2),)
     iterations: int = 0  # of this training, which `ramp` is a share of; 0: unknown, the ramps are over
-    outage_weight: float = 10.0  # w_out
-    outage_gae_lambda: float = 0.99
-    dense_weight: float = 2.0  # w_dense at the start
-    after_weight: float = 0.5  # w_after
-    start_outage: float = 0.4  # κ at the start; 0: κ is the level from the start
+    outage_weight: float = 10.0  # w_out: of the advantage of crossing the limit
+    outage_gae_lambda: float = 0.99  # of that advantage
+    dense_weight: float = 2.0  # w_dense: of the plain cost, at the start of training
+    after_weight: float = 0.5  # w_after: of the plain cost once the limit is crossed
+    start_outage: float = 0.4  # κ, the outage that λ aims at, at the start; 0: its level from the start
     ramp: float = 0.3  # share of training over which w_dense and κ fall
-    proportional_gain: float = 1.0
-    integral_gain: float = 0.015  # per iteration
+    proportional_gain: float = 1.0  # of the control of log λ
+    integral_gain: float = 0.015  # of that control, per iteration
 
 
 class State(NamedTuple):

@@ -36,19 +36,19 @@ class Tilt(enum.IntEnum):
 class DualConfig:
     """How λ moves. An exponent of 0 keeps a step size constant; `presets.scheduled` sets Assumption 3's."""
 
-    initial_multiplier: float = 0.5  # λ_0
-    max_multiplier: float = float("inf")  # λ_max
+    initial_multiplier: float = 0.5  # λ at the start
+    max_multiplier: float = float("inf")  # λ_max: no λ is larger
     gain: float = 0.1  # K: λ's step is η·K·min((q − d)/cost_scale, max_step)
     log_gain: float = 0.0  # K_log: log λ moves by η·K_log·min((q − d)/cost_scale, max_step)
-    max_step: float = 10.0
+    max_step: float = 10.0  # the most that (q − d)/cost_scale counts for in a step up
     cost_scale: float = 10.0  # costs are divided by it, here and in the cost returns
-    tilt: int = Tilt.ADAPTIVE
-    delta: float = 0.1  # δ
+    tilt: int = Tilt.ADAPTIVE  # 0: paper Eq. 14; 1: none; 2: fixed; 3: as in the released code
+    delta: float = 0.1  # δ of the tilt; larger is milder
     fixed_up: float = 0.2  # η₊ of the fixed tilt
     fixed_down: float = 0.8  # η₋ of the fixed tilt
     alpha: float = 1.0  # α: 1 replaces q_k by the new estimate
-    alpha_exponent: float = 0.0
-    gain_exponent: float = 0.0
+    alpha_exponent: float = 0.0  # how fast α falls with the iteration; 0: constant
+    gain_exponent: float = 0.0  # the same of K
     decay_offset: float = 100.0  # iterations before exponents bite
     quantile_window: int = static(default=100)  # past values that F_q(d) is taken over
 

@@ -25,10 +25,10 @@ class LearnerConfig:
     """Batches, networks and PPO."""
 
     network: NetworkSpec = static(default=NetworkSpec())
-    n_envs: int = static(default=64)  # B
-    n_steps: int = static(default=1000)  # T, per environment and iteration
-    epochs: int = static(default=4)
-    minibatches: int = static(default=4)
+    n_envs: int = static(default=64)  # B: environments that step together
+    n_steps: int = static(default=1000)  # T: steps of each environment in an iteration
+    epochs: int = static(default=4)  # times that each batch is learned from
+    minibatches: int = static(default=4)  # gradient steps per epoch
     observe_budget: bool = static(default=False)  # the observation shows what is left of each limit (`envs.budget`)
     end_at_limit: bool = static(default=False)  # and an episode ends where a limit is reached
     segment: int = static(default=100)  # steps of back-propagation through time (lstm)
@@ -36,19 +36,19 @@ class LearnerConfig:
     bootstrap_timeouts: bool = static(default=True)  # False: a time-out ends the return
     normalize_advantage: bool = static(default=False)  # of the reward; λ then weighs against standard deviations
     matmul_precision: str | None = static(default="tensorfloat32")  # on a GPU; CPUs have one precision
-    discount: float = 0.99  # γ
-    gae_lambda: float = 0.97
-    cost_discount: float = 0.99
-    cost_gae_lambda: float = 0.97
-    clip: float = 0.2  # r_clip
-    learning_rate: float = 3e-4  # β
-    learning_rate_exponent: float = 0.0  # 0: constant
+    discount: float = 0.99  # γ of the reward
+    gae_lambda: float = 0.97  # of the reward's advantages
+    cost_discount: float = 0.99  # γ of the cost
+    cost_gae_lambda: float = 0.97  # of the cost's advantages
+    clip: float = 0.2  # r_clip: how far PPO lets a probability change
+    learning_rate: float = 3e-4  # β, of Adam
+    learning_rate_exponent: float = 0.0  # how fast it falls with the iteration; 0: constant
     decay_offset: float = 100.0  # iterations before an exponent bites
-    adam_eps: float = 1e-8
-    max_grad_norm: float = 1.0
-    entropy_coef: float = 0.0
-    value_coef: float = 1.0
-    cost_value_coef: float = 0.5
+    adam_eps: float = 1e-8  # ε of Adam
+    max_grad_norm: float = 1.0  # longer gradients are scaled down to it
+    entropy_coef: float = 0.0  # weight of the entropy bonus
+    value_coef: float = 1.0  # weight of the value loss
+    cost_value_coef: float = 0.5  # weight of the cost value loss
 
 
 class LearnerState(NamedTuple):

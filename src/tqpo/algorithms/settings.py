@@ -34,10 +34,10 @@ class Constraint:
     `quantile`: Pr[C ≤ limit] ≥ safety. `mean`: E[C] ≤ limit; `safety` is then only the level that is reported.
     """
 
-    channel: int = static(default=0)
-    kind: str = static(default="quantile")
-    limit: float = 15.0  # d
-    safety: float = 0.9  # 1 − ε
+    channel: int = static(default=0)  # which cost; 0 is the total
+    kind: str = static(default="quantile")  # or mean
+    limit: float = 15.0  # d; by name `cost_limit`
+    safety: float = 0.9  # 1 − ε: the share of episodes that must stay within it
     margin: float = 0.0  # share of ε that training holds back: it bounds the quantile at 1 − ε·(1 − margin)
 
 

@@ -10,7 +10,7 @@ deterministic, in MuJoCo):
 | `deterministic` | bool: the policy's mean action, or a sample of it |
 | `confidence` | of every interval below, two-sided |
 | `constraints` | [{`channel`, `name`, `kind`, `cost_limit`, `safety`}] |
-| `seeds` | [{`seed`, scope, `returns` [N], `episode_costs` [N][channels], `lengths` [N]}], the raw episodes included |
+| `seeds` | [{`seed`, scope, `returns` [N], `episode_costs` [N, channels], `lengths` [N]}], the raw episodes included |
 | `pooled` | scope: all episodes, as if each came from a seed drawn at random |
 | `over_seeds` | {`seeds`, `return`, `safety_prob`: [interval per constraint]}: the IQM, and how it varies from seed to seed |
 | `verdict` | {`word`, `sentence`, `seeds`}, pooled: the word of the worst constraint, a sentence on each, the worst first, and

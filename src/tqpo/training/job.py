@@ -38,21 +38,21 @@ class Job:
     environments on the host.
     """
 
-    task: str = "SimpleEnv"
-    algo: str = "tqpo"
-    preset: str = "fast"
-    safety: float = 0.9
-    cost_limit: float = 15.0
-    seeds: tuple[int, ...] = (0,)
-    steps: int = 5_000_000
+    task: str = "SimpleEnv"  # the environment
+    algo: str = "tqpo"  # an algorithm or a variant of one
+    preset: str = "fast"  # where the settings below start from
+    safety: float = 0.9  # the share of episodes that must stay within the limit
+    cost_limit: float = 15.0  # the largest episode cost that counts as safe
+    seeds: tuple[int, ...] = (0,)  # one run each
+    steps: int = 5_000_000  # environment steps of each run
     snapshots: int = 8  # policies from the last third of training that the final one is chosen from; 1: the last
-    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    task_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    constraints: tuple[str, ...] = ()  # instead of safety and cost_limit
-    cost_fn: str | None = None
-    vector: str = "sync"
-    env_timeout: float = 60.0  # s
-    env_restarts: int = 3
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the algorithm, by name
+    task_settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the task, by name
+    constraints: tuple[str, ...] = ()  # instead of safety and cost_limit, such as hazards:limit=15,safety=0.9
+    cost_fn: str | None = None  # module:function that gives the cost of a step
+    vector: str = "sync"  # one after the other; async: a process each; ray: on a cluster
+    env_timeout: float = 60.0  # s that one step may take
+    env_restarts: int = 3  # faults of one environment before training ends
 
     def __post_init__(self) -> None:
         if not 0 < self.safety < 1:
