@@ -10,7 +10,7 @@ tqpo train gym:CartPole-v1 --cost-fn costs:cart_position --cost-limit 25 --steps
 tqpo train gym:HalfCheetah-v5 --cost-fn costs:cheetah_velocity --cost-limit 100 --steps 5e5 --episodes 100 --snapshots 3 --out runs/cheetah \
     --set cost_scale=50 indicator_scale=0.5
 
-courier="--steps 3e6 --set cost_scale=2 initial_multiplier=0.5 gain=0.05 log_gain=0 max_step=10 delta=1 max_multiplier=20 lowest_level=1 indicator_scale=1 learning_rate=1e-3"
+courier="--steps 3e6 --set cost_scale=2 initial_multiplier=0.5 gain=0.05 max_step=10 delta=1 max_multiplier=20 indicator_scale=1 learning_rate=1e-3"
 tqpo train courier:Courier --constraint damage:limit=10,safety=0.9 --constraint energy:mean=10 --out runs/courier $courier
 tqpo train courier:Courier --constraint damage:limit=10,safety=0.9 --out runs/courier-damage-only $courier
 tqpo train courier:Courier --constraint energy:mean=10 --out runs/courier-energy-only $courier

@@ -116,7 +116,6 @@ def test_paper_preset_is_the_released_configuration():
     )
     assert (c.indicator_scale, c.step_window, c.learner.episode_window, c.baseline) == (0.1, 100_000, 100, "none")
     assert (c.dual.tilt, c.dual.max_step, c.dual.max_multiplier) == (Tilt.ADAPTIVE, 10, float("inf"))
-    assert (c.dual.log_gain, c.lowest_level) == (0, 1)
     assert preset("paper", "qcpo").dual.initial_multiplier == 0
     assert preset("paper", "qcpo").dual.tilt == Tilt.NONE
     assert preset("paper", "qcpo-tilt").dual.tilt == Tilt.ADAPTIVE
@@ -152,47 +151,6 @@ def test_a_mean_constraint_gets_ppo_lagrangians_advantage():
     p = jnp.full((1, 2, 2), 0.25)
     got = tqpo.constraint_advantage(cost_return, cost_advantage, jnp.array([2.0, 2.0]), p, config)
     np.testing.assert_allclose(got, [[[-0.3, 0.5], [0.2, -1.5]]], rtol=1e-5)
-
-
-def test_the_level_follows_the_safe_share_between_its_bounds():
-    config = small(safety=0.9, margin=0.1, lowest_level=0.6, max_multiplier=10.0)
-    shares = jnp.array([[0.0], [0.6], [0.75], [0.91], [0.97], [1.0]])
-
-    def levels(multiplier, n_episodes=9, **changes):
-        changed = replace(config, **changes)
-        found = [episodes.Estimates(*[jnp.zeros(1)] * 2, p, jnp.zeros(1), jnp.array(n_episodes)) for p in shares]
-        return np.array([tqpo.aimed_level(e, jnp.array([multiplier]), changed)[0] for e in found])
-
-    np.testing.assert_allclose(levels(10.0), [0.6, 0.6, 0.75, 0.91, 0.91, 0.91], rtol=1e-6)
-    np.testing.assert_allclose(levels(5.0), [0.8, 0.8, 0.8, 0.91, 0.91, 0.91], rtol=1e-6)
-    usual = episodes.levels(config.constraints)
-    assert (levels(0.0) == usual).all()
-    assert (levels(10.0, n_episodes=0) == usual).all()  # nothing is known yet
-    assert (levels(10.0, lowest_level=1.0) == usual).all()
-    assert (levels(10.0, lowest_level=1.0, max_multiplier=float("inf")) == usual).all()
-    assert (levels(0.0, max_multiplier=0.0) == usual).all()
-
-
-def test_each_constraint_has_its_own_level():
-    constraints = (Constraint(safety=0.9), Constraint(channel=1, safety=0.99))
-    config = small(constraints=constraints, lowest_level=0.5, max_multiplier=10.0)
-    found = episodes.Estimates(*[jnp.zeros(2)] * 2, jnp.array([0.1, 0.1]), jnp.zeros(2), jnp.array(9))
-    np.testing.assert_allclose(tqpo.aimed_level(found, jnp.array([10.0, 1.0]), config), [0.5, 0.95], rtol=1e-6)
-
-
-def test_an_unsafe_policy_is_told_by_a_wider_indicator():
-    """No episode of the chain is within the limit: at λ_max the indicator is on for half of the steps, not for a tenth."""
-    shares, levels = {}, {}
-    for lowest, bound in ((1.0, 0.5), (0.5, 0.5), (0.5, 100.0)):
-        config = small(safety=0.9, cost_limit=0.5, lowest_level=lowest, max_multiplier=bound, initial_multiplier=0.5)
-        update, state = updater(config, env=Chain(8)), start(config, env=Chain(8))
-        for _ in range(3):
-            state, metrics = update(state)
-        assert metrics["safety_prob"][0] == 0
-        shares[lowest, bound] = float(metrics["exceed_share"][0])
-        levels[lowest, bound] = float(metrics["indicator_level"][0])
-    assert max(shares[1.0, 0.5], shares[0.5, 100.0]) < 0.3 < shares[0.5, 0.5]
-    assert levels == pytest.approx({(1.0, 0.5): 0.9, (0.5, 0.5): 0.5, (0.5, 100.0): 0.9})
 
 
 def test_multiplier_waits_for_the_first_episode():
@@ -338,11 +296,6 @@ def test_settings_take_what_fits_their_kind():
             replace(config, **wrong)
 
 
-def test_environments_on_the_host_keep_the_indicator_at_its_level():
-    assert preset("fast", host=True).lowest_level == 1
-    assert preset("fast").lowest_level < 1
-
-
 def test_margin_holds_back_a_share_of_the_outage_probability():
     constraints = (Constraint(safety=0.9, margin=0.2), Constraint(safety=0.95))
     np.testing.assert_allclose(episodes.levels(constraints), [0.92, 0.95], rtol=1e-6)
@@ -366,8 +319,6 @@ def test_numbers_are_traced_and_structure_is_not():
         ("tqpo", {"cost_limit": -1.0}),
         ("tqpo", {"margin": 1.0}),
         ("tqpo", {"baseline": "mean"}),
-        ("tqpo", {"lowest_level": 1.5}),
-        ("tqpo", {"lowest_level": 0.8, "max_multiplier": float("inf")}),
         ("tqpo", {"step_stride": 9}),
         ("tqpo", {"tilt": 7}),
         ("tqpo", {"learning_rate": 0.0}),

@@ -32,8 +32,6 @@ SIZES = {  # what the tests below count on, whatever a preset is tuned to
     "step_window": 512,
     "step_stride": 1,
     "max_multiplier": float("inf"),
-    "lowest_level": 1.0,
-    "log_gain": 0.0,
     "gain": 0.1,
     "max_step": 10.0,
     "delta": 0.1,

@@ -56,17 +56,6 @@ def test_adaptive_tilt_stays_in_its_bounds(share, delta):
     assert np.isclose(up + down, (1 + 2 * delta) / (1 + delta), atol=1e-6)
 
 
-@quick
-@given(lam=st.floats(0.01, 50), excess=st.floats(-1.5, 1.5), gain=st.floats(0.01, 0.5))
-def test_a_step_of_the_logarithm_is_a_factor(lam, excess, gain):
-    """λ·exp(K_log·m): the same factor at every λ, undone by the opposite excess; never 0."""
-    step = lambda x, e: float(dual.multiplier_step(x, 15 + 10 * e, 15.0, 1.0, 1.0, 0.0, 10.0, log_gain=gain))  # noqa: E731
-    moved = step(lam, excess)
-    assert np.isclose(moved / lam, np.exp(gain * excess), rtol=1e-4)
-    assert np.isclose(step(moved, -excess), lam, rtol=1e-4)
-    assert moved > 0
-
-
 def test_the_tilt_really_moves_while_its_window_fills_and_after():
     """The released window of 100 is read only beyond 100 entries: its tilt never moves."""
     window, ups = window_init(100), []

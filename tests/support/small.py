@@ -13,7 +13,6 @@ SMALL = {
     "normalize_advantage": False,
     "gain": 0.1,
     "max_multiplier": float("inf"),
-    "lowest_level": 1.0,
     "margin": 0.0,
     "episode_window": 10,
     "step_window": 50,

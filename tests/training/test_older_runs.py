@@ -12,6 +12,7 @@ import tqpo
 from tqpo import store
 from tqpo.training import loop
 from tqpo.training.evaluations import add_evaluation, evaluations_of
+from tqpo.training.job import prepared_of
 
 WRITTEN_WITH = "0.10.2"  # JAX
 DATA = pathlib.Path(__file__).parents[1] / "data" / "0.1.0"
@@ -61,3 +62,22 @@ def test_a_stopped_run_goes_on_to_the_same_end(copied):
     close = 1e-3 if jax.__version__ == WRITTEN_WITH else 2e-2  # another JAX rounds differently
     for name in ("return_mean", "multiplier", "safety_prob", "episode_cost_mean", "cost_return_quantile"):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=close, atol=close, err_msg=name)
+
+
+def test_a_run_with_settings_that_are_gone_is_not_trained_on(copied):
+    """λ of the finished run moved by `log_gain`, which is no more: it evaluates, but going on would be another training."""
+    config = store.open_run(DATA / "finished").config
+    assert config["derived"]["algorithm"]["dual"]["log_gain"] != 0
+    assert not prepared_of(config).matches(config)
+    assert prepared_of(store.open_run(DATA / "stopped").config).matches(store.open_run(DATA / "stopped").config)
+
+
+def test_a_preset_that_is_gone_or_has_changed_does_not_matter():
+    config = store.open_run(DATA / "stopped").config
+    config = config | {"job": config["job"] | {"preset": "tuned"}}
+    algorithm = prepared_of(config).config
+    assert (algorithm.dual.gain, algorithm.learner.network.hidden, algorithm.constraints[0].margin) == (
+        0.1,
+        (8, 8),
+        0.0,
+    )

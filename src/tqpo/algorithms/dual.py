@@ -39,7 +39,6 @@ class DualConfig:
     initial_multiplier: float = 0.5  # λ at the start
     max_multiplier: float = float("inf")  # λ_max: no λ is larger
     gain: float = 0.1  # K: λ's step is η·K·min((q − d)/cost_scale, max_step)
-    log_gain: float = 0.0  # K_log: log λ moves by η·K_log·min((q − d)/cost_scale, max_step)
     max_step: float = 10.0  # the most that (q − d)/cost_scale counts for in a step up
     cost_scale: float = 10.0  # costs are divided by it, here and in the cost returns
     tilt: int = Tilt.ADAPTIVE  # 0: paper Eq. 14; 1: none; 2: fixed; 3: as in the released code
@@ -105,18 +104,16 @@ def multiplier_step(
     cost_scale: Array | float,
     max_step: Array | float = 10.0,
     max_multiplier: Array | float = jnp.inf,
-    log_gain: Array | float = 0.0,
 ) -> Array:
-    """λ ← clip((λ + η·K·m)·exp(η·K_log·m), 0, λ_max), m = min((q − d)/c, max_step), η = η₊ if q ≥ d else η₋ (Eq. 13).
+    """λ ← clip(λ + η·K·min((q − d)/c, max_step), 0, λ_max), η = η₊ if q ≥ d else η₋ (Eq. 13).
 
-    Gain K, cost scale c and the bound on the step are the released code's. K_log is not in the paper: with it log λ moves, so
-    that the same excess moves a λ of 10 a hundred times as far as one of 0.1. `quantile` is whatever the constraint bounds:
+    Gain K, cost scale c and the bound on the step are the released code's. `quantile` is whatever the constraint bounds:
     PPO-Lagrangian puts the mean episode cost here. All arguments broadcast, one entry per constraint.
     """
     excess = jnp.asarray(quantile - limit)
     eta = jnp.where(excess >= 0, eta_plus, eta_minus)
     move = eta * jnp.minimum(excess / cost_scale, max_step)
-    return jnp.clip((multiplier + gain * move) * jnp.exp(log_gain * move), 0.0, max_multiplier)
+    return jnp.clip(multiplier + gain * move, 0.0, max_multiplier)
 
 
 def untilted(recent: quantile.Window, constraints: tuple[Constraint, ...], config: DualConfig) -> Rates:
@@ -149,7 +146,6 @@ def step(
         config.cost_scale,
         config.max_step,
         config.max_multiplier,
-        config.log_gain,
     )
     new = DualState(jnp.where(usable, moved, state.multiplier), jnp.where(usable, tracked, state.tracked), recent)
     return new, {

@@ -1,8 +1,7 @@
 """Presets: configurations as data.
 
-`paper` is the released configuration, network and all. `tuned` is that with the baseline p(s), steps in log λ besides, a
-wider indicator where λ is large, and a margin. `fast` is the default: small networks, more environments, minibatches, and
-the same four with λ's steps in log λ alone, for a laptop as for a GPU.
+`paper` is the released configuration, network and all. `fast` is the default: small networks, more environments,
+minibatches, a margin, and for TQPO the baseline p(s), for a laptop as for a GPU.
 """
 
 import dataclasses
@@ -40,11 +39,6 @@ PAPER_LEARNER = LearnerConfig(
 PAPER_DUAL = DualConfig(initial_multiplier=0.5, gain=0.1, cost_scale=10.0, delta=0.1, alpha=1.0)
 PAPER_DUAL_QCPO = dataclasses.replace(PAPER_DUAL, initial_multiplier=0.0, tilt=Tilt.NONE, max_step=float("inf"))
 
-# λ also moves in proportion to itself, which outweighs the additive step from λ = 5 on: where λ must be ten and more, that step
-# alone takes most of the run to get there and does not get back.
-TUNED_DUAL = dataclasses.replace(PAPER_DUAL, log_gain=0.02, max_multiplier=20.0)
-TUNED_QUANTILE = (Constraint(margin=0.1),)
-
 FAST_LEARNER = LearnerConfig(
     network=NetworkSpec(kind="mlp", hidden=(64, 64)),
     n_envs=48,
@@ -55,11 +49,10 @@ FAST_LEARNER = LearnerConfig(
     learning_rate=3e-4,
     adam_eps=1e-5,
 )
-# log λ moves. λ starts small, so that the task is learned first, and then finds its size, which differs between tasks by a
-# factor of ten, in tens of iterations; an additive step either takes hundreds or overshoots, and a policy that is held back
-# before it can do anything stays so.
+# λ starts small, so that the task is learned first: a policy that is held back before it can do anything stays so. Its steps
+# are larger than the paper's, because the λ that a task needs differs by a factor of ten.
 FAST_DUAL = dataclasses.replace(
-    PAPER_DUAL, initial_multiplier=0.2, gain=0.0, log_gain=0.15, max_step=1.5, max_multiplier=20.0, delta=1.0
+    PAPER_DUAL, initial_multiplier=0.2, gain=0.3, max_step=3.0, max_multiplier=20.0, delta=0.3
 )
 FAST_DUAL_QCPO = dataclasses.replace(PAPER_DUAL_QCPO, max_multiplier=5.0)
 FAST_QUANTILE = (Constraint(margin=0.2),)  # what training keeps in hand for fresh episodes
@@ -80,22 +73,12 @@ def of_all(
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": of_all(PAPER_LEARNER, (Constraint(),), PAPER_DUAL_QCPO, dual=PAPER_DUAL, step_window=100_000),
-    "tuned": of_all(
-        PAPER_LEARNER,
-        TUNED_QUANTILE,
-        PAPER_DUAL_QCPO,
-        dual=TUNED_DUAL,
-        baseline="separate",
-        lowest_level=0.6,
-        step_window=100_000,
-    ),
     "fast": of_all(
         FAST_LEARNER,
         FAST_QUANTILE,
         FAST_DUAL_QCPO,
         dual=FAST_DUAL,
         baseline="separate",
-        lowest_level=0.8,
         step_window=10_000,  # of 100 episodes' 100,000 steps, every tenth: q̂ is a sort in every iteration
         step_stride=10,
     ),
@@ -116,10 +99,9 @@ HOST: dict[str, dict[str, Any]] = {
         "max_step": 3.0,
         "max_multiplier": 5.0,
         "quantile_window": 20,
+        "gain": 0.1,
     },
 }
-# λ's additive steps and an indicator at its level, which those tasks were tuned with
-HOST_TQPO = {"initial_multiplier": 0.5, "gain": 0.1, "log_gain": 0.0, "lowest_level": 1.0}
 
 # What each variant changes.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -149,7 +131,7 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
     "tqpo-released-tilt": ("quantile", "TQPO with the tilt as the released code computes it"),
     "tqpo-baseline": (
         "quantile",
-        "TQPO with a learned baseline p(s) for its indicator (on in the presets fast and tuned)",
+        "TQPO with a learned baseline p(s) for its indicator (on in the preset fast)",
     ),
     "tqpo-no-baseline": ("quantile", "TQPO without that baseline (as in the paper)"),
     "qcpo-tilt": ("quantile", "QCPO with TQPO's tilt"),
@@ -172,8 +154,7 @@ def preset(name: str = "fast", algorithm: str = "tqpo", *, host: bool = False, *
         known = ", ".join([*ALGORITHMS, *VARIANTS])
         raise UnknownNameError(f"no algorithm {algorithm!r}; there are {known}")
     config = PRESETS[name][base]
-    usual = HOST.get(name, {}) | (HOST_TQPO if (name, base) == ("fast", "tqpo") else {}) if host else {}
-    usual = {k: v for k, v in usual.items() if k in field_names(config)}
+    usual = {k: v for k, v in HOST.get(name, {}).items() if host and k in field_names(config)}
     return replace(config, **(usual | variant | changes))
 
 

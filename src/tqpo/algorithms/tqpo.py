@@ -19,15 +19,14 @@ Departures from the paper, as released:
 - The density f(q) is dropped and the indicator scaled by `indicator_scale`/ε; the objective is divided by 1 + λ; reward and
   constraint terms are clipped apart; λ's step is scaled by a gain and bounded.
 
-Ours: several constraints at once, mean constraints among them (as in PPO-Lagrangian, never tilted), and the part of this file
-under "Not in the paper".
+Ours: several constraints at once, mean constraints among them (as in PPO-Lagrangian, never tilted); a learned baseline p(s)
+of the indicator (`baseline`, the head `exceeds`), which leaves the gradient's mean alone.
 
 Departures from the released code: the tilt adapts (`Tilt.RELEASED` is what its code does: F_q(d) stays 0); one quantile
 convention; GAE runs to the end of the episode or batch (see `ppo`).
 """
 
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -49,7 +48,6 @@ class Config:
     constraints: tuple[Constraint, ...] = (Constraint(),)
     dual: DualConfig = DualConfig()
     indicator_scale: float = 0.1  # the indicator counts scale/ε
-    lowest_level: float = 1.0  # ours: at λ_max, q̂'s level follows Pr[C ≤ d] down to this (`aimed_level`); 1: it stays
     baseline: str = static(default="none")  # ours: subtract a learned p(s) ≈ Pr[C ≥ q | s] ("separate", its own trunk)
     step_window: int = static(default=100_000)  # steps that q̂ is taken over; those of one batch: no memory
     step_stride: int = static(default=1)  # of these steps, one in so many enters that window
@@ -164,34 +162,11 @@ def push_steps(steps: quantile.Window, cost_return: Array, stride: int) -> quant
     return quantile.Window(jnp.where(ok[:, None], values, steps.values), jnp.where(ok, count, steps.count))
 
 
-# Not in the paper: the level that q̂ is taken at. (The learned baseline p(s) of the indicator is the head `exceeds`.)
-
-
-def aimed_level(estimates: episodes.Estimates, multiplier: Array, config: Config) -> Array:
-    """[K] the level whose quantile the indicator is taken at: 1−ε, or Pr[C ≤ d] while that is lower and λ is large.
-
-    Where one episode in ten is safe, the worst 5 % of steps say little about which episodes are not. For episode costs, I(C > q) at
-    the level Pr[C ≤ d] marks exactly those above d, and the gradient is that of Pr[C ≤ d]; for costs to go it is the same share.
-    How low the level may go falls from 1 at λ = 0 to `lowest_level` at λ_max: a wide indicator hinders a policy that is still
-    learning the task, and a large λ says that the narrow one was not enough. The indicator keeps its scale, so one that is
-    wider weighs more as well; divided by its share it did worse in trials.
-    """
-    share_of_max = multiplier / jnp.maximum(config.dual.max_multiplier, 1e-6)  # a bound of 0 keeps λ at 0
-    lowest = 1.0 - (1.0 - config.lowest_level) * jnp.minimum(share_of_max, 1.0)
-    kept = jnp.where(estimates.n_episodes > 0, estimates.safety_prob, 1.0)  # nothing is known yet
-    return jnp.minimum(episodes.levels(config.constraints), jnp.maximum(kept, lowest))
-
-
 def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     dual.check(config.dual)
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
     require(config.baseline in ("none", "separate"), f"baseline = {config.baseline!r}: none or separate")
-    require(0 <= config.lowest_level <= 1, f"lowest_level = {config.lowest_level}: from 0 to 1")
-    require(
-        config.lowest_level == 1 or math.isfinite(config.dual.max_multiplier),
-        f"lowest_level = {config.lowest_level} needs a bound on λ: set max_multiplier (20, say), or lowest_level=1",
-    )
     require(config.step_window >= 1, f"step_window = {config.step_window}: at least 1")
     require(
         1 <= config.step_stride <= config.learner.n_steps,
@@ -230,8 +205,7 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     steps = push_steps(state.steps, cost_return, config.step_stride)
     mask = quantile.window_mask(steps)
     estimates = episodes.estimate(core.episodes, constraints)
-    level = aimed_level(estimates, state.dual.multiplier, config)
-    q_hat = jax.vmap(quantile.empirical_quantile)(steps.values, level, mask)
+    q_hat = jax.vmap(quantile.empirical_quantile)(steps.values, episodes.levels(constraints), mask)
     q = dual.track(state.q, q_hat, config.dual, core.iteration, state.steps.count > 0)
 
     # λ_{k+1} = max(λ_k + η_k(q − d), 0), η_k tilted by F_q(d)   (13, 14, 17c)
@@ -250,5 +224,5 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     metrics = episodes.metrics(core.episodes, experience.finished, constraints, estimates) | dual_metrics
     lagrangian = functools.partial(loss, multiplier=duals.multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
-    metrics |= {"cost_return_quantile": q, "indicator_level": level, "exceed_share": targets.exceeds.mean((0, 1))}
+    metrics |= {"cost_return_quantile": q, "exceed_share": targets.exceeds.mean((0, 1))}
     return State(core, duals, q, steps), metrics | fitted

@@ -18,7 +18,7 @@ class Reproduce:
     """Train the paper's runs and lay the results beside its numbers. Made for a GPU. Finished cells are kept."""
 
     what: Positional[str]
-    """table1 (with PPO-Lagrangian), table2, tuned, baseline, fast, or all; budget and its ablation; figures and tables draw
+    """table1 (with PPO-Lagrangian), table2, baseline, fast, or all; budget and its ablation; figures and tables draw
     what is there."""
     task: tuple[str, ...] = ()
     """Only these tasks."""
@@ -47,7 +47,7 @@ class Reproduce:
     gpus: float = 0.25
     """With Ray: the share of a GPU that each group gets; 0 for machines without."""
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
-    """Settings of the algorithm other than the preset's, e.g. lowest_level=1. Give it a folder of its own."""
+    """Settings of the algorithm other than the preset's, e.g. delta=0.2. Give it a folder of its own."""
     out: pathlib.Path = pathlib.Path("results/paper")
     """Folder for one JSON file per cell, and for tables and figures."""
     beside: pathlib.Path | None = None

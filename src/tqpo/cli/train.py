@@ -48,7 +48,7 @@ class Train:
     steps: float = 5e6
     """Environment steps of each run."""
     preset: str = "fast"
-    """fast (small networks); for a GPU paper (the published configuration) or tuned (its network, our settings)."""
+    """fast (small networks) or paper (the published configuration, for a GPU)."""
     set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
     """Settings of the algorithm, e.g. learning_rate=1e-3."""
     task_set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()

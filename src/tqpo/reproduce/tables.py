@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tqpo.algorithms.presets import PRESETS
 from tqpo.reproduce.cells import read
 from tqpo.reproduce.paper import TABLE1, TABLE2
 
@@ -82,7 +81,7 @@ def ordered(cells: Cells) -> list[dict[str, Any]]:
         s = cell["settings"]
         task = tasks.index(s["task"]) if s["task"] in tasks else len(tasks)
         algo = algos.index(s["algo"]) if s["algo"] in algos else len(algos)
-        return task, 0 if s["algo"] == "ppo-lag" else s["safety"], list(PRESETS).index(s["preset"]), algo
+        return task, 0 if s["algo"] == "ppo-lag" else s["safety"], s["preset"] != "paper", s["preset"], algo
 
     return sorted(cells.values(), key=place)
 

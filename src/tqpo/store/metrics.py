@@ -5,6 +5,7 @@ so that rows are never repeated and the file ends as if nothing had happened.
 """
 
 import hashlib
+import math
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -85,16 +86,17 @@ class MetricsFile:
         return Mark(self.rows, self.size, self._sha.hexdigest())
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Adds rows: all of them, or none if the disk fails."""
+        """Adds rows: all of them, or none if the disk fails. A column that a row does not have is `nan` in it: a run of an
+        earlier version may know more of them."""
         rows = list(rows)
         if not rows:
             return
         columns = self.columns or check_columns(tuple(rows[0]))
         text = [] if self.columns else [",".join(columns)]
         for row in rows:
-            if row.keys() != set(columns):
-                raise StoreError(f"{self.path}: a row's columns differ: {sorted(row.keys() ^ set(columns))}")
-            text.append(",".join(cell(row[name]) for name in columns))
+            if unknown := row.keys() - set(columns):
+                raise StoreError(f"{self.path}: a row's columns differ: {sorted(unknown)}")
+            text.append(",".join(cell(row.get(name, math.nan)) for name in columns))
         data = ("\n".join(text) + "\n").encode()
         with disk.writing(self.path):
             self._write_at_end(data)

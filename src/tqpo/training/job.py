@@ -27,6 +27,7 @@ from tqpo.types import UNLIMITED, Env, Spec
 SNAPSHOT_SHARE = 1 / 3  # of training, at its end, in which snapshots are taken
 SELECTION_EPISODES = 384
 HOST_SELECTION_EPISODES = 64  # on the host, where episodes are dear
+GONE = {"log_gain": 0.0, "lowest_level": 1.0}  # settings of earlier versions, with the value that changed nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,20 +92,30 @@ class Job:
         options = HostOptions(self.vector, float(self.env_timeout), self.env_restarts)
         return make_own(self.task, self.task_settings, self.cost_fn, options)
 
-    def prepare(self) -> "Prepared":
-        """The job with its environment and its configuration; imports and looks at an environment of the user's."""
+    def prepare(self, derived: Mapping[str, Any] | None = None) -> "Prepared":
+        """The job with its environment and its configuration; imports and looks at an environment of the user's.
+
+        `derived` are settings that followed from the job before, by name; they are taken as they are.
+        """
         env = self.env()
-        asked: dict[str, Any] = {"safety": self.safety, "cost_limit": self.cost_limit}
-        if self.constraints:
-            usual = preset(self.preset, self.algo).constraints[0]
-            asked = {"constraints": tuple(parse_constraint(text, env.cost_names, usual) for text in self.constraints)}
-        host = not isinstance(env, Env)
-        config = preset(self.preset, self.algo, host=host, **(asked | dict(self.settings)))
+        if derived is None:
+            config = preset(self.preset, self.algo, host=not isinstance(env, Env), **self._changes(env))
+        else:
+            usual = type(preset(Job.preset, self.algo))()
+            config = replace(usual, **{k: v for k, v in derived.items() if k in field_names(usual)})
         if "iterations" in field_names(config):
             config = replace(config, iterations=math.ceil(self.steps / steps_of(config.learner)))
         if config.learner.observe_budget:
             env = observed(env, self.judged_by(config.constraints), config.learner.end_at_limit)
         return Prepared(self, env, config, Group(env, self.base_algorithm, (config,) * len(self.seeds), self.seeds))
+
+    def _changes(self, env: Spec) -> dict[str, Any]:
+        """What the job changes in its preset."""
+        asked: dict[str, Any] = {"safety": self.safety, "cost_limit": self.cost_limit}
+        if self.constraints:
+            usual = preset(self.preset, self.algo).constraints[0]
+            asked = {"constraints": tuple(parse_constraint(text, env.cost_names, usual) for text in self.constraints)}
+        return asked | dict(self.settings)
 
     def judged_by(self, constraints: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
         """The constraints by which a policy is judged: with `safety` and `cost_limit` a probability, even where the
@@ -125,11 +136,20 @@ class Job:
 
 
 def prepared_of(config: Mapping[str, Any]) -> "Prepared":
-    """The job of a `config.json`, prepared. Settings that this version no longer has do not count."""
-    job = Job.from_description(config)
-    known = field_names(preset(job.preset, job.algo)) | {"cost_limit", "safety", "margin"}
-    settings = {name: value for name, value in job.settings.items() if name in known}
-    return dataclasses.replace(job, settings=settings).prepare()
+    """The job of a `config.json`, prepared with the settings that the file tells of: those of a preset may have changed
+    since. Settings that this version no longer has do not count."""
+    return Job.from_description(config).prepare(flat(config["derived"]["algorithm"]))
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings of a `config.json` by their own names, as `settings.replace` takes them."""
+    values = {}
+    for name, value in settings.items():
+        if name == "constraints":
+            values[name] = tuple(Constraint(**constraint) for constraint in value)
+        else:
+            values |= flat(value) if isinstance(value, Mapping) else {name: frozen(value)}
+    return values
 
 
 def frozen(value: Any) -> Any:
@@ -199,6 +219,9 @@ class Prepared:
         """Whether a `config.json` tells of this job, and of what this version derives from it."""
         task = dataclasses.asdict(TaskConfig()) if isinstance(unwrapped(self.env), Task) else {}
         derived = {"algorithm": dataclasses.asdict(type(self.config)()), "task": task}
+        was = flat(config["derived"]["algorithm"])
+        if any(was.get(name, value) != value for name, value in GONE.items()):
+            return False
         return agree(config, plain(self.describe()), plain({"job": dataclasses.asdict(Job()), "derived": derived}))
 
 
