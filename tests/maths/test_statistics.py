@@ -194,3 +194,18 @@ def test_wrong_arguments():
     ):
         with pytest.raises(ConfigError):
             call()
+
+
+@pytest.mark.parametrize(
+    ("cost", "limit", "text"),
+    [
+        (5.57, 15, "5.6"),
+        (5.0, 15, "5"),
+        (0.0312, 0.04, "0.0312"),
+        (1234.5, 2000, "1,234"),
+        (0.25, 0, "0.25"),
+        (7.234, 9, "7.23"),
+    ],
+)
+def test_costs_have_as_many_digits_as_their_limit_needs(cost, limit, text):
+    assert statistics.cost_text(cost, limit) == text

@@ -19,7 +19,7 @@ def evaluation(costs, limit=15.0, label="tqpo"):
     found = {"episode_cost_quantile": {"value": q}, "safety_prob": {"value": share}}
     return {
         "label": label,
-        "constraints": [{"channel": 0, "name": "cost", "cost_limit": limit, "safety": 0.9}],
+        "constraints": [{"channel": 0, "name": "cost", "kind": "quantile", "cost_limit": limit, "safety": 0.9}],
         "seeds": [{"episode_costs": costs[:, None].tolist()}],
         "pooled": {"constraints": [found]},
     }
@@ -92,10 +92,23 @@ def test_histogram():
     costs = np.random.default_rng(0).poisson(9, 400)
     figure = plots.cost_histogram([evaluation(costs), evaluation(costs / 7, 1.5, "parts")])
     written = texts(figure)
-    for text in ("tqpo · 400 episodes", "limit 15", "limit 1.5", "90% quantile", "episode cost"):
+    for text in ("tqpo", "400 episodes", "limit 15", "limit 1.5", "90% quantile", "episode cost", "Pr[C > x]"):
         assert text in written
-    heights = [sum(bar.get_height() for bar in ax.patches) for ax in figure.axes]
+    heights = [sum(bar.get_height() for bar in ax.patches) for ax in figure.axes[::2]]
     assert heights == pytest.approx([1, 1])
+
+
+def test_the_tail_is_how_often_a_cost_is_exceeded():
+    costs = [0, 1, 1, 2, 20, 40, 40, 40, 90, 300]
+    figure = plots.cost_histogram([evaluation(costs)])
+    whole, beyond = figure.axes[1].get_lines()[:2]
+    np.testing.assert_array_equal(whole.get_xdata(), [0, 1, 2, 15, 20, 40, 90, 300])
+    np.testing.assert_allclose(whole.get_ydata(), [0.9, 0.7, 0.6, 0.6, 0.5, 0.2, 0.1, 0.05])  # 0 is drawn at the foot
+    assert beyond.get_xdata()[0] == 15
+    assert figure.axes[1].get_yscale() == "log"
+    written = texts(figure)
+    for text in ("60.0% beyond 15", "at worst 300", "10%"):
+        assert text in written
 
 
 def test_files_open(tmp_path):

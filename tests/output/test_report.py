@@ -61,7 +61,7 @@ def full(**changes):
     parts = {
         "title": f"SimpleEnv {EVIL}",
         "evaluations": [summarised(rate=0.98, label=EVIL), summarised(rate=0.9, label="sampled")],
-        "curves": curves(("tqpo", EVIL)),
+        "curves": [curves(("tqpo", EVIL))],
         "episodes": [recorded(task)[1] for task in envs.TASKS],
         "settings": {"algorithm": EVIL, "learner": {"hidden": [128, 128], EVIL: None}},
         "provenance": {"commit": "abc"},
@@ -150,7 +150,37 @@ def test_evaluations_with_different_constraints_share_a_page():
     costs = np.array([[1.5, 0.0], [200.25, 9.0]])
     odd = summarise({4: Totals(np.ones(2), costs, np.ones(2))}, two, ("cost", "other"), deterministic=True)
     text = page(full(evaluations=[summarised(), odd, summarised(constraints=())], curves=()))
-    assert "Pr[C ≤ 3]" in text
+    assert "Pr[other ≤ 3] ≥ 50%" in text
+
+
+def test_several_constraints_each_by_name_the_missed_one_first():
+    met, bound = Constraint(channel=0, limit=59.0, safety=0.9), Constraint(channel=1, kind="mean", limit=0.04)
+    text = page(full(evaluations=[summarised(constraints=(met, bound))], curves=[curves(("a",)), curves(("b",))]))
+    heads = re.findall(r"<h3>.*?</span> (.*?)</h3>", text)
+    assert heads == ["E[hazards] ≤ 0.04", "Pr[cost ≤ 59] ≥ 90%"]
+    assert "Misses mean hazards ≤ 0.04" in text
+    figures = re.findall(r"<h2>Training and episode cost: (.*?)</h2>", text)
+    assert figures == heads
+    named = re.findall(r'aria-label="([^":]+): E\[hazards', text)
+    assert named == ["Learning curves", "Multiplier over training", "Histogram and tail of the episode cost"]
+    rows = re.findall(r"<tbody.*?</tbody>", text)
+    assert all(row.count("<td>E[hazards] ≤ 0.04</td>") == 1 for row in rows if "rowgroup" in row)
+
+
+def test_the_tail_is_beside_the_probability():
+    costs = np.array([0.01] * 95 + [0.0312] * 4 + [0.5])[:, None]
+    small = (Constraint(limit=0.04, safety=0.9),)
+    text = page(
+        Report("a", [summarise({0: Totals(np.ones(100), costs, np.ones(100))}, small, ("c",), deterministic=True)])
+    )
+    assert "<br>at worst 0.5000" in text
+    assert re.search(r"99% quantile</div><div class=value>0.0312<", text)
+    assert re.search(r"90% quantile</div><div class=value>0.0100<", text)
+    old = summarised()
+    for scope in (old["pooled"], *old["seeds"]):
+        for c in scope["constraints"]:
+            del c["episode_cost_99"], c["episode_cost_max"]
+    assert "<br>at worst" not in page(Report("from before", [old]))
 
 
 def browse(path, tmp_path, *extra):

@@ -68,12 +68,29 @@ def new_table(title: str, columns: Iterable[str], right: Iterable[str] = ()):
 
 
 def interval(estimate: dict, form: str) -> str:
-    """A value and its interval; that of a probability is rounded outward, as in the verdict's sentence."""
+    """A value and, under it, its interval; that of a probability is rounded outward, as in the verdict's sentence."""
     from tqpo.maths.statistics import outward
 
     ends = estimate["low"], estimate["high"]
     low, high = ("…" if x is None else form.format(x) for x in (outward(*ends, digits=1) if "%" in form else ends))
-    return f"{form.format(estimate['value'])} [{low}, {high}]".replace("[", "\\[")
+    return f"{form.format(estimate['value'])}\n\\[{low}, {high}]"
+
+
+def costs(measured: dict, limit: float) -> list[str]:
+    """Quantile and mean of the episode cost with their intervals, 99 % quantile, worst episode; – where not evaluated."""
+    from tqpo.maths.statistics import cost_text
+
+    def text(x: float | None) -> str:
+        return "…" if x is None else cost_text(x, limit)
+
+    ranged = (measured["episode_cost_quantile"], measured["episode_cost_mean"])
+    cells = [f"{text(x['value'])}\n\\[{text(x['low'])}, {text(x['high'])}]" for x in ranged]
+    if "episode_cost_max" not in measured:  # written before 0.3
+        return [*cells, "–", "–"]
+    return [*cells, text(measured["episode_cost_99"]["value"]), text(measured["episode_cost_max"])]
+
+
+COSTS = ("cost quantile", "mean cost", "99 % quantile", "worst episode")
 
 
 def constraint_text(asked: dict) -> str:
@@ -87,20 +104,18 @@ def show_evaluation(evaluation: dict) -> None:
     scopes = [(str(s["seed"]), s) for s in evaluation["seeds"]]
     if len(scopes) > 1:
         scopes.append(("all", evaluation["pooled"]))
-    numbers = ("seed", "episodes", "return", "Pr[C ≤ d]", "cost quantile", "mean cost")
-    several = len(evaluation["constraints"]) > 1
-    table = new_table(evaluation["label"], (*numbers, "verdict", *["constraint"] * several), numbers)
+    numbers = ("seed", "episodes", "return", "Pr[C ≤ d]", *COSTS)
+    table = new_table(evaluation["label"], (*numbers[:3], "constraint", *numbers[3:], "verdict"), numbers)
     for name, scope in scopes:
         for c, asked in zip(scope["constraints"], evaluation["constraints"], strict=True):
             table.add_row(
                 name,
                 f"{scope['episodes']:,}",
                 interval(scope["return"], "{:.2f}"),
+                constraint_text(asked),
                 interval(c["safety_prob"], "{:.1%}"),
-                interval(c["episode_cost_quantile"], "{:.0f}"),
-                interval(c["episode_cost_mean"], "{:.1f}"),
+                *costs(c, asked["cost_limit"]),
                 c["verdict"]["word"],
-                *[constraint_text(asked)] * several,
             )
     console = wide_console()
     console.print(table)

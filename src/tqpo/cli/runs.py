@@ -7,7 +7,18 @@ import sys
 
 from tyro.conf import Positional
 
-from tqpo.cli.common import Folder, interval, new_table, open_all, progress, show_evaluation, wide_console
+from tqpo.cli.common import (
+    COSTS,
+    Folder,
+    constraint_text,
+    costs,
+    interval,
+    new_table,
+    open_all,
+    progress,
+    show_evaluation,
+    wide_console,
+)
 from tqpo.errors import ConfigError
 
 
@@ -72,8 +83,8 @@ class Compare:
         from tqpo.training.evaluations import evaluations_of
         from tqpo.training.job import Job
 
-        numbers = ("episodes", "return", "Pr[C ≤ d]", "quantile or mean", "limit")
-        columns = ("task", "algorithm", *numbers[:3], "asked", *numbers[3:], "verdict")
+        numbers = ("episodes", "return", "Pr[C ≤ d]", *COSTS)
+        columns = ("task", "algorithm", "episodes", "return", "constraint", *numbers[2:], "verdict")
         table = new_table("Fresh episodes, all seeds pooled, 95 % intervals", ("run", *columns), right=numbers)
         missing = []
         for folder in open_all(self.runs):
@@ -83,17 +94,15 @@ class Compare:
                 continue
             first, pooled = evaluations[0], evaluations[0]["pooled"]
             for c, asked in zip(pooled["constraints"], first["constraints"], strict=True):
-                mean = asked["kind"] == "mean"
                 table.add_row(
                     folder.folder.name,
                     job.task,
-                    job.algo if job.constraints else f"{job.title} {job.safety:.0%}",
+                    job.title,
                     f"{pooled['episodes']:,}" + (", MuJoCo" if "mujoco" in first["label"] else ""),
-                    interval(pooled["return"], "{:.1f}"),
+                    interval(pooled["return"], "{:.2f}"),
+                    constraint_text(asked),
                     interval(c["safety_prob"], "{:.1%}"),
-                    (f"{asked['name']}: " if job.constraints else "") + ("mean" if mean else f"{asked['safety']:.0%}"),
-                    interval(c["episode_cost_mean" if mean else "episode_cost_quantile"], "{:.0f}"),
-                    f"{asked['cost_limit']:g}",
+                    *costs(c, asked["cost_limit"]),
                     c["verdict"]["word"],
                 )
         if table.row_count:

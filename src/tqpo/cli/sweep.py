@@ -7,7 +7,7 @@ import pathlib
 
 from tyro.conf import Positional
 
-from tqpo.cli.common import interval, new_table, wide_console
+from tqpo.cli.common import COSTS, costs, interval, new_table, wide_console
 from tqpo.errors import ConfigError, TqpoError
 
 
@@ -64,19 +64,19 @@ def show_results(jobs, out: pathlib.Path) -> None:
     from tqpo.training.evaluations import evaluations_of
 
     columns = varying(jobs.values())
-    numbers = (*columns, "return", "Pr[C ≤ d]", "cost quantile", "starts")
+    numbers = (*columns, "return", "Pr[C ≤ d]", *COSTS, "starts")
     title = f"{out}: fresh episodes, all seeds pooled, 95 % intervals"
     table = new_table(title, ("run", *numbers[:-1], "verdict", "starts"), numbers)
     for place, name in enumerate(jobs):
         folder = store.open_run(out / name)
-        pooled = evaluations_of(folder)[0]["pooled"]
-        c = pooled["constraints"][0]
+        first = evaluations_of(folder)[0]
+        pooled, c = first["pooled"], first["pooled"]["constraints"][0]
         table.add_row(
             name,
             *(str(values[place]) for values in columns.values()),
             interval(pooled["return"], "{:.2f}"),
             interval(c["safety_prob"], "{:.1%}"),
-            interval(c["episode_cost_quantile"], "{:.0f}"),
+            *costs(c, first["constraints"][0]["cost_limit"]),
             c["verdict"]["word"],
             str(len(folder.manifest["sessions"])),
         )

@@ -17,8 +17,9 @@ deterministic, in MuJoCo):
 how the seeds' own verdicts on that one fell. null without constraints |
 
 A scope is {`episodes`, `length_mean`, `return`: bootstrap interval, `constraints`: [{`safe_episodes`, `safety_prob`:
-Clopper–Pearson interval, `episode_cost_quantile`: order-statistic interval, `episode_cost_mean`: bootstrap interval, `verdict`:
-{`word`, `sentence`, `more_episodes`}}]}. An interval is {`value`, `low`, `high`}; an end that cannot be bounded is null.
+Clopper–Pearson interval, `episode_cost_quantile`: order-statistic interval, `episode_cost_mean`: bootstrap interval,
+`episode_cost_99`: order-statistic interval of the 99 % quantile, `episode_cost_max`: the worst episode, `verdict`: {`word`,
+`sentence`, `more_episodes`}}]}. An interval is {`value`, `low`, `high`}; an end that cannot be bounded is null.
 
 A quantile constraint is judged by its safety probability, a mean constraint by its mean.
 
@@ -147,6 +148,8 @@ def scope(
                 "safety_prob": plain(statistics.clopper_pearson(safe, n, confidence)),
                 "episode_cost_quantile": plain(statistics.quantile_interval(costs, safety, confidence)),
                 "episode_cost_mean": plain(mean),
+                "episode_cost_99": plain(statistics.quantile_interval(costs, 0.99, confidence)),
+                "episode_cost_max": float(costs.max()),
                 "verdict": {"word": said.word, "sentence": said.sentence, "more_episodes": said.more_episodes},
             }
         )

@@ -223,6 +223,12 @@ def percent(x: float, digits: int) -> str:
     return f"{x:.{digits if 0 < x < 1 else 0}%}"
 
 
+def cost_text(cost: float, limit: float) -> str:
+    """A cost to a hundredth of its limit or finer; a whole number without decimals. For example: 5.6 of 15, 0.0312 of 0.04."""
+    decimals = max(0, math.ceil(2 - math.log10(limit))) if limit > 0 else 2
+    return f"{cost:,.{0 if cost == round(cost) else decimals}f}"
+
+
 def two_digits(count: int) -> int:
     """Rounded up to two significant digits: advice should not look exact."""
     scale = 10 ** max(len(str(count)) - 2, 0)

@@ -68,31 +68,39 @@ def curves_of(folder: store.Run, prepared: Prepared, place: int = 0, label: str 
 
 
 def write_plots(folders: Sequence[store.Run], out: pathlib.Path) -> list[pathlib.Path]:
-    """Learning curves, multiplier and tilt, and the histogram of episode costs, of one run or several together.
+    """Learning curves, multiplier and tilt, and the episode costs, of one run or several together.
 
-    Each constraint after the first has curves of its own, `learning-2` and so on.
+    Each constraint after the first has figures of its own, `learning-2` and so on.
     """
     jobs = [prepared_of(folder.config) for folder in folders]
-    several = len({p.job.task for p in jobs}) > 1
-    labels = [f"{p.job.task}: {label_of(p)}" if several else label_of(p) for p in jobs]
+    labels = labels_of(folders, jobs)
     evaluations = []
-    for folder in folders:
-        whose = f"{folder.folder.name} · " if len(folders) > 1 else ""
-        evaluations += [e | {"label": whose + e["label"]} for e in evaluations_of(folder)[:1]]
+    for folder, label in zip(folders, labels, strict=True):
+        found = evaluations_of(folder)[:1]
+        evaluations += found if len(folders) == 1 else [e | {"label": label} for e in found]
     written = []
     for place in range(max(len(p.asked) for p in jobs)):
         parts = zip(folders, jobs, labels, strict=True)
         curves = [curve for folder, p, label in parts for curve in curves_of(folder, p, place, label)]
-        if not curves:
-            continue
         end = f"-{place + 1}" if place else ""
         title = title_of(jobs[0], place) if len(folders) == 1 else f"constraint {place + 1}" if place else ""
-        written += plots.save(plots.learning_curves(curves, title), out / f"learning{end}")
+        if curves:
+            written += plots.save(plots.learning_curves(curves, title), out / f"learning{end}")
         if any("multiplier" in c.metrics for c in curves):
             written += plots.save(plots.multiplier_curves(curves, title), out / f"multiplier{end}")
-    if evaluations:
-        written += plots.save(plots.cost_histogram(evaluations), out / "cost")
+        if bounded := [e for e in evaluations if len(e["constraints"]) > place]:
+            written += plots.save(plots.cost_histogram(bounded, place, title), out / f"cost{end}")
     return written
+
+
+def labels_of(folders: Sequence[store.Run], jobs: Sequence[Prepared]) -> list[str]:
+    """A label for each run that no other has: algorithm and goal, with the task or the folder where those are alike."""
+    several = len({p.job.task for p in jobs}) > 1
+    labels = [f"{p.job.task}: {label_of(p)}" if several else label_of(p) for p in jobs]
+    names = [folder.folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder.folder) for folder in folders]
+    return [f"{name}: {label}" if labels.count(label) > 1 else label for name, label in zip(names, labels, strict=True)]
 
 
 def title_of(prepared: Prepared, place: int) -> str:
@@ -158,7 +166,8 @@ def filmed_frames(env: Env, policy: Policy, key: Key, episode: int, deterministi
 def write_page(folder: store.Run, path: pathlib.Path) -> pathlib.Path:
     """The run as one page."""
     prepared = prepared_of(folder.config)
-    job, env, limit = prepared.job, prepared.env, float(prepared.asked[0].limit)
+    job, env = prepared.job, prepared.env
+    limit = next((float(c.limit) for c in prepared.asked if c.channel == 0), None)  # the player shows the total cost
     episodes = [
         record_episode(
             env, policy, evaluation_key(seed), cost_limit=limit, title=f"seed {seed}, the first evaluated episode"
@@ -166,12 +175,12 @@ def write_page(folder: store.Run, path: pathlib.Path) -> pathlib.Path:
         for seed, policy in list(load_policies(folder).items())[:3]
         if isinstance(env, Env) and isinstance(unwrapped(env), Task)  # the player draws our tasks only
     ]
-    goal = prepared.goal if job.constraints else f"Pr[episode cost ≤ {limit:g}] ≥ {job.safety:.0%}"
+    goal = prepared.goal if job.constraints else f"Pr[episode cost ≤ {job.cost_limit:g}] ≥ {job.safety:.0%}"
     report = Report(
         title=f"{job.algo} on {job.task}",
         subtitle=f"Return at its best while {goal}",
         evaluations=evaluations_of(folder),
-        curves=curves_of(folder, prepared),
+        curves=[curves_of(folder, prepared, place) for place in range(len(prepared.asked))],
         episodes=episodes,
         settings=folder.config["job"] | folder.config["derived"]["algorithm"],
         provenance=folder.manifest.get("sessions", [{}])[-1],

@@ -1,4 +1,4 @@
-"""Figures: learning curves as the paper's Figures 2 and 3, the multiplier and its tilt, histograms of the episode cost.
+"""Figures: learning curves as the paper's Figures 2 and 3, the multiplier and its tilt, the episode cost and its tail.
 
 A line is the mean over seeds, the band around it one standard deviation either way (within the seeds' range). Colours
 are Okabe & Ito's, which colour-blind readers can tell apart; after six labels the line style changes.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from tqpo.errors import ConfigError
+from tqpo.maths.statistics import cost_text
 from tqpo.output.figures import INK, finish, inline_svg, legend, new_figure, save, style
 
 if TYPE_CHECKING:
@@ -102,8 +103,7 @@ def learning_curves(curves: Sequence[Curve], title: str = "") -> "Figure":
 
 def multiplier_curves(curves: Sequence[Curve], title: str = "") -> "Figure":
     """λ over training, and the factors that tilt its steps: η₊ upward (solid), η₋ downward (dashed)."""
-    curves = [c for c in curves if "multiplier" in c.metrics]
-    if not curves:
+    if not any("multiplier" in c.metrics for c in curves):
         raise ConfigError("no run has a multiplier: there is nothing to draw")
     tilted = [c for c in curves if "tilt_up" in c.metrics and "tilt_down" in c.metrics]
     with style():
@@ -125,17 +125,17 @@ def multiplier_curves(curves: Sequence[Curve], title: str = "") -> "Figure":
 
 
 def cost_histogram(evaluations: Sequence[Mapping[str, Any]], constraint: int = 0, title: str = "") -> "Figure":
-    """Episode costs of each evaluation (`evaluation.summarise`), all seeds, with limit and quantile."""
+    """Episode costs of each evaluation (`evaluation.summarise`), all seeds: a histogram with limit and quantile, and how
+    often each cost is exceeded, which shows the tail."""
     with style():
-        figure, axes = new_figure(len(evaluations), 1, (9.0, 2.5 * len(evaluations) + 0.5))
+        figure, axes = new_figure(len(evaluations), 2, (9.0, 2.6 * len(evaluations) + 0.5))
         # the axis ends where 1 in 200 episodes lies beyond; those go into the last bar
         tops = [np.quantile(episode_costs(e, constraint), 0.995) for e in evaluations]
         tops += [2 * asked["cost_limit"] for e in evaluations if (asked := asked_of(e, constraint))]
         top = float(max(tops)) or 1.0
-        for ax, evaluation in zip(axes, evaluations, strict=True):
+        for ax, tail, evaluation in zip(axes[::2], axes[1::2], evaluations, strict=True):
             draw_histogram(ax, evaluation, constraint, top)
-        for ax in axes[:-1]:
-            ax.set_xlabel("")
+            draw_exceedance(tail, evaluation, constraint)
         legend(figure, title)
     return figure
 
@@ -213,14 +213,35 @@ def draw_histogram(ax: "Axes", evaluation: Mapping[str, Any], constraint: int, t
     ax.set_ylim(0, 1.3 * share.max())  # room for what the lines are called
     rest = costs[costs > edges[-2]]
     ax.set_xlabel("episode cost" + (f" (last bar: {rest.min():.4g} or more)" if costs.max() > edges[-1] else ""))
-    ax.set_ylabel("share of episodes")
+    ax.set_ylabel(f"share of {len(costs):,} episodes")
     ax.yaxis.set_major_formatter(lambda x, _: percent(x) if x <= 1 else "")
-    ax.set_title(" · ".join(x for x in (evaluation["label"], f"{len(costs):,} episodes") if x))
+    ax.set_title(evaluation["label"])
     if asked:
-        measured = evaluation["pooled"]["constraints"][constraint]
-        q, within = measured["episode_cost_quantile"]["value"], f"{measured['safety_prob']['value']:.1%} within"
-        border = (edges[np.argmax(unsafe)], f"limit {limit:g}: {within}", (0, (4, 2)))
-        name_lines(ax, border, (min(q, edges[-1]), f"{percent(asked['safety'])} quantile: {q:.4g}", "-"))
+        q = evaluation["pooled"]["constraints"][constraint]["episode_cost_quantile"]["value"]
+        border = (edges[np.argmax(unsafe)], f"limit {limit:g}", (0, (4, 2)))
+        named_quantile = f"{percent(asked['safety'])} quantile: {cost_text(q, limit)}"
+        name_lines(ax, border, (min(q, edges[-1]), named_quantile, "-"))
+    finish(ax, steps=False)
+
+
+def draw_exceedance(ax: "Axes", evaluation: Mapping[str, Any], constraint: int) -> None:
+    """The share of episodes that cost more than x, on a logarithmic axis, with the limit and the share that may exceed it."""
+    costs, asked = episode_costs(evaluation, constraint), asked_of(evaluation, constraint)
+    values = np.unique(np.concatenate([[min(0.0, costs.min())], costs, [asked["cost_limit"]] if asked else []]))
+    beyond = 1 - np.searchsorted(np.sort(costs), values, side="right") / len(costs)  # Pr[C > x]
+    lowest = 0.5 / len(costs)  # the axis ends below one episode
+    ax.step(values, np.maximum(beyond, lowest), where="post", color=WITHIN, linewidth=1.8)
+    ax.set(yscale="log", ylim=(lowest, 1.3), xlim=(values[0], 1.04 * values[-1] or 1.0), xlabel="x")
+    ax.yaxis.set_major_formatter(lambda y, _: percent(y))
+    ax.minorticks_off()
+    title = f"Pr[C > x]: at worst {costs.max():g}"
+    if asked:
+        limit, tail = asked["cost_limit"], values >= asked["cost_limit"]
+        ax.step(values[tail], np.maximum(beyond[tail], lowest), where="post", color=BEYOND, linewidth=1.8)
+        ax.axvline(limit, color=INK, linewidth=1.1, linestyle=(0, (4, 2)), zorder=1.5)
+        levels(ax, {1 - asked["safety"]} if asked["kind"] == "quantile" else set(), lambda x: f"{percent(x)}\nallowed")
+        title = f"Pr[C > x]: {beyond[tail][0]:.1%} beyond {limit:g}, at worst {cost_text(costs.max(), limit)}"
+    ax.set_title(title)
     finish(ax, steps=False)
 
 
@@ -230,7 +251,7 @@ def name_lines(ax: "Axes", *marks: tuple[float, str, Any]) -> None:
     for (x, text, line), outer in zip(sorted(marks, key=lambda m: m[0]), ("right", "left"), strict=True):
         share = (x - start) / (end - start)
         room = share if outer == "right" else 1 - share
-        fits = room > 0.009 * len(text)  # a letter's share of the axes' width
+        fits = room > 0.017 * len(text)  # a letter's share of the axes' width
         side, height = (outer, 0.95) if fits else ({"right": "left", "left": "right"}[outer], 0.85)
         ax.axvline(x, 0, 0.92, color=INK, linewidth=1.3, linestyle=line)
         place = {"textcoords": "offset points", "xytext": (-5 if side == "right" else 5, 0), "ha": side, "va": "top"}
@@ -238,7 +259,7 @@ def name_lines(ax: "Axes", *marks: tuple[float, str, Any]) -> None:
 
 
 def percent(x: float) -> str:
-    return f"{100 * x:g}%"
+    return f"{100 * x:.6g}%"
 
 
 def named(label: str) -> str:

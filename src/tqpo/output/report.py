@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from tqpo.errors import ConfigError
+from tqpo.evaluation.summary import WORST_FIRST
 from tqpo.maths import statistics
 from tqpo.output import plots
 from tqpo.output.playback import player, record_episode
@@ -35,7 +36,7 @@ class Report:
     title: str
     evaluations: Sequence[Mapping[str, Any]]  # of `evaluation.summarise`
     subtitle: str = ""
-    curves: Sequence[plots.Curve] = ()
+    curves: Sequence[Sequence[plots.Curve]] = ()  # of each constraint
     episodes: Sequence[Mapping[str, Any]] = ()  # of `record_episode`
     settings: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -79,32 +80,43 @@ def page(report: Report) -> str:
 
 
 def verdict(evaluation: Mapping[str, Any]) -> str:
-    """The answer, large."""
-    said = evaluation["verdict"]
+    """The answer, large; then each constraint with its own, the worst first."""
+    said, asked = evaluation["verdict"], evaluation["constraints"]
     if said is None:
         return "<section><h2>No constraint was set, so there is no verdict.</h2></section>"
     tone, mark = TONES[said["word"]]
-    k = decisive(evaluation)
-    asked, all_met = evaluation["constraints"][k], said["word"] == "meets" and len(evaluation["constraints"]) > 1
-    aim = (
-        f"all {len(evaluation['constraints'])} constraints"
-        if all_met
-        else aim_of(asked, len(evaluation["constraints"]))
-    )
+    aim = aim_of(asked[0], 1) if len(asked) == 1 else f"all {len(asked)} constraints"
+    order = worst_first(evaluation)
+    if len(asked) > 1 and said["word"] != "meets":
+        aim = aim_of(asked[order[0]], len(asked))
     answers = {"meets": f"Meets {aim}", "misses": f"Misses {aim}"}
+    return (
+        f'<section class="verdict {tone}" aria-label="Verdict"><p class=headline>'
+        f"<span class=mark aria-hidden=true>{mark}</span>"
+        f"<span id=verdict>{escape(answers.get(said['word'], 'Cannot tell yet'))}</span></p>"
+        + "".join(constraint_verdict(evaluation, k, "" if i else said["seeds"]) for i, k in enumerate(order))
+        + "</section>"
+    )
+
+
+def constraint_verdict(evaluation: Mapping[str, Any], k: int, seeds: str) -> str:
+    """What is said of one constraint, by its name where there are several, with its probability on a scale; then what
+    is said of its seeds."""
+    asked, measured = evaluation["constraints"][k], evaluation["pooled"]["constraints"][k]
+    tone, mark = TONES[measured["verdict"]["word"]]
+    name = ""
+    if len(evaluation["constraints"]) > 1:
+        name = f"<h3><span aria-hidden=true>{mark}</span> {escape(goal_of(asked))}</h3>"
     shown = ""
     if asked["kind"] == "quantile":
-        level, safety = asked["safety"], evaluation["pooled"]["constraints"][k]["safety_prob"]
+        level, safety = asked["safety"], measured["safety_prob"]
         low = gauge_start([safety], level)
         marks = [(0.0, f"{low:.0%}"), (place(level, low), f"required {100 * level:g}%"), (1.0, "100%")]
         labels = "".join(f'<span style="left:{100 * x:.2f}%">{text}</span>' for x, text in marks)
         shown = f"{gauge(safety, level, low)}<div class=scale aria-hidden=true>{labels}</div>"
     return (
-        f'<section class="verdict {tone}" aria-label="Verdict"><p class=headline>'
-        f"<span class=mark aria-hidden=true>{mark}</span>"
-        f"<span id=verdict>{escape(answers.get(said['word'], 'Cannot tell yet'))}</span></p>"
-        f"<p class=sentence>{escape(said['sentence'])}</p><p class=soft>{escape(said['seeds'])}</p>"
-        f"{shown}</section>"
+        f"<div class={tone}>{name}<p class=sentence>{escape(measured['verdict']['sentence'])}</p>"
+        f"<p class=soft>{escape(seeds)}</p>{shown}</div>"
     )
 
 
@@ -115,10 +127,16 @@ def aim_of(asked: Mapping[str, Any], constraints: int) -> str:
     return f"{100 * asked['safety']:g}% safety" + (f" ({asked['name']})" if constraints > 1 else "")
 
 
-def decisive(evaluation: Mapping[str, Any]) -> int:
-    """Which constraint the verdict is about."""
+def goal_of(asked: Mapping[str, Any]) -> str:
+    """A constraint as a formula."""
+    name, limit = asked["name"], f"{asked['cost_limit']:g}"
+    return f"E[{name}] ≤ {limit}" if asked["kind"] == "mean" else f"Pr[{name} ≤ {limit}] ≥ {100 * asked['safety']:g}%"
+
+
+def worst_first(evaluation: Mapping[str, Any]) -> list[int]:
+    """The constraints, those that are missed first."""
     words = [c["verdict"]["word"] for c in evaluation["pooled"]["constraints"]]
-    return words.index(evaluation["verdict"]["word"])
+    return sorted(range(len(words)), key=lambda k: WORST_FIRST.index(words[k]))
 
 
 def gauge_start(estimates: Sequence[Mapping[str, Any]], level: float) -> float:
@@ -142,10 +160,10 @@ def gauge(estimate: Mapping[str, Any], level: float, low: float) -> str:
     )
 
 
-def interval(estimate: Mapping[str, Any], form: str) -> tuple[str, str]:
+def interval(estimate: Mapping[str, Any], show: Callable[[float], str] = "{:.2f}".format) -> tuple[str, str]:
     """Value and range as text; an end that is not known is an ellipsis."""
-    low, high = ("…" if estimate[end] is None else form.format(estimate[end]) for end in ("low", "high"))
-    return form.format(estimate["value"]), f"{low} to {high}"
+    value, low, high = ("…" if estimate[name] is None else show(estimate[name]) for name in ("value", "low", "high"))
+    return value, f"{low} to {high}"
 
 
 def probability(estimate: Mapping[str, Any], level: float) -> tuple[str, str]:
@@ -154,22 +172,34 @@ def probability(estimate: Mapping[str, Any], level: float) -> tuple[str, str]:
     return f"{estimate['value']:.1%}", f"{low} to {high}"
 
 
+def numbers(asked: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """What is measured of a constraint: value and interval by name. A file from before 0.3 has no tail."""
+
+    def cost(x: float) -> str:
+        return statistics.cost_text(x, asked["cost_limit"])
+
+    shown = {
+        f"Within the limit of {asked['cost_limit']:g}": probability(measured["safety_prob"], asked["safety"]),
+        f"Episode cost, {100 * asked['safety']:g}% quantile": interval(measured["episode_cost_quantile"], cost),
+        "Episode cost, mean": interval(measured["episode_cost_mean"], cost),
+    }
+    if "episode_cost_max" in measured:
+        value, ends = interval(measured["episode_cost_99"], cost)
+        shown["Episode cost, 99% quantile"] = value, f"{ends}; at worst {cost(measured['episode_cost_max'])}"
+    return shown
+
+
 def tiles(evaluation: Mapping[str, Any]) -> str:
-    """The numbers of the first evaluation, pooled."""
-    pooled, sure = evaluation["pooled"], f"{100 * evaluation['confidence']:g}%"
-    shown = [("Return, mean", *interval(pooled["return"], "{:.2f}"))]
-    for asked, measured in zip(evaluation["constraints"], pooled["constraints"], strict=True):
-        name = "" if len(evaluation["constraints"]) == 1 else f" ({asked['name']})"
-        limit, level = f"{asked['cost_limit']:g}", f"{100 * asked['safety']:g}%"
-        shown += [
-            (f"Within the limit of {limit}{name}", *probability(measured["safety_prob"], asked["safety"])),
-            (f"Episode cost, {level} quantile{name}", *interval(measured["episode_cost_quantile"], "{:.4g}")),
-            (f"Episode cost, mean{name}", *interval(measured["episode_cost_mean"], "{:.2f}")),
-        ]
+    """The numbers of the first evaluation, pooled; of several constraints the one number that each is judged by."""
+    pooled, asked = evaluation["pooled"], evaluation["constraints"]
+    shown = {"Return, mean": interval(pooled["return"])}
+    for k in worst_first(evaluation):
+        within, _, mean, *_ = (found := numbers(asked[k], pooled["constraints"][k])).values()
+        shown |= found if len(asked) == 1 else {goal_of(asked[k]): mean if asked[k]["kind"] == "mean" else within}
     cells = "".join(
         f"<div class=tile><div class=name>{escape(name)}</div><div class=value>{value}</div>"
-        f"<div class=range>{sure} interval {ends}</div></div>"
-        for name, value, ends in shown
+        f"<div class=range>{100 * evaluation['confidence']:g}% interval {ends}</div></div>"
+        for name, (value, ends) in shown.items()
     )
     return f"<div class=tiles>{cells}</div>"
 
@@ -186,7 +216,7 @@ def intervals(evaluations: Sequence[Mapping[str, Any]]) -> str:
         policy = "the mean action" if e["deterministic"] else "sampled actions"
         note = f"Fresh episodes with {policy}; intervals hold with {100 * e['confidence']:g}% confidence."
         if pooled:
-            spread = interval(e["over_seeds"]["return"], "{:.2f}")
+            spread = interval(e["over_seeds"]["return"])
             note += f" Return, interquartile mean over the seeds: {spread[0]} ({spread[1]})."
         named = escape(e["label"] or "Per seed")
         body = table("Seed", rows + pooled, note, total=bool(pooled))
@@ -195,70 +225,85 @@ def intervals(evaluations: Sequence[Mapping[str, Any]]) -> str:
 
 
 def table(first: str, rows: Sequence[tuple[str, Mapping, Mapping]], note: str, total: bool = False) -> str:
-    """Rows of (name, scope, evaluation); the last one is a total where `total` says so."""
-    asked = rows[0][2]["constraints"]
-    heads = [first, "Episodes", "Return"]
-    for c in asked:
-        of = "" if len(asked) == 1 else f" ({c['name']})"
-        heads += [
-            f"Pr[C ≤ {c['cost_limit']:g}]{of}",
-            "",
-            f"{100 * c['safety']:g}% quantile{of}",
-            f"Mean cost{of}",
-            "Verdict",
-        ]
-    lines = []
+    """Rows of (name, scope, evaluation), a line for each constraint; the last one is a total where `total` says so."""
+    named = max(len(evaluation["constraints"]) for *_, evaluation in rows) > 1
+    heads = [first, "Return", *["Constraint"] * named]
+    heads += ["Within the limit", "Cost quantile", "Mean cost", "99% quantile", "Verdict"]
+    bodies = []
     for i, (name, scope, evaluation) in enumerate(rows):
-        cells = [
-            f"<th scope=row>{escape(name)}</th><td>{scope['episodes']:,}</td>"
-            f"{cell(*interval(scope['return'], '{:.2f}'))}"
-        ]
-        for k, (c, measured) in enumerate(zip(evaluation["constraints"], scope["constraints"], strict=True)):
-            low = gauge_start(
-                [r[1]["constraints"][k]["safety_prob"] for r in rows if len(r[1]["constraints"]) > k], c["safety"]
-            )
-            tone, mark = TONES[measured["verdict"]["word"]]
-            cells.append(
-                f"{cell(*probability(measured['safety_prob'], c['safety']))}"
-                f"<td class={tone}>{gauge(measured['safety_prob'], c['safety'], low)}</td>"
-                f"{cell(*interval(measured['episode_cost_quantile'], '{:.4g}'))}"
-                f"{cell(*interval(measured['episode_cost_mean'], '{:.2f}'))}"
-                f'<td class="word {tone}"><span aria-hidden=true>{mark}</span> {measured["verdict"]["word"]}</td>'
-            )
+        lines = [constraint_cells(rows, i, k, named) for k in worst_first(evaluation)] or [""]
+        span = f" rowspan={len(lines)}" if len(lines) > 1 else ""
+        lines[0] = (
+            f"<th scope=rowgroup{span}>{escape(name)}<small>{scope['episodes']:,} episodes</small></th>"
+            f"{cell(*interval(scope['return']), span)}{lines[0]}"
+        )
         kind = " class=total" if total and i == len(rows) - 1 else ""
-        lines.append(f"<tr{kind}>{''.join(cells)}</tr>")
-    head = "".join(f"<th scope=col>{escape(h)}</th>" if h else "<td></td>" for h in heads)
+        bodies.append(f"<tbody{kind}>{''.join(f'<tr>{line}</tr>' for line in lines)}</tbody>")
+    head = "".join(f"<th scope=col>{escape(h)}</th>" for h in heads)
     return (
         f"<p class=soft>{escape(note)}</p>"
         f'<div class=scroll role=region tabindex=0 aria-label="Intervals by {first.lower()}">'
-        f"<table><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
+        f"<table><thead><tr>{head}</tr></thead>{''.join(bodies)}</table></div>"
     )
 
 
-def cell(value: str, ends: str) -> str:
-    return f"<td>{value}<small>{ends}</small></td>"
+def constraint_cells(rows: Sequence[tuple[str, Mapping, Mapping]], i: int, k: int, named: bool) -> str:
+    """What row `i` says of constraint `k`; its scale is that of the whole column."""
+    _, scope, evaluation = rows[i]
+    asked, measured = evaluation["constraints"][k], scope["constraints"][k]
+    others = [r[1]["constraints"][k]["safety_prob"] for r in rows if len(r[1]["constraints"]) > k]
+    tone, mark = TONES[measured["verdict"]["word"]]
+    within, *costs = numbers(asked, measured).values()
+    costs += [("–", "")] * (3 - len(costs))
+    scale = gauge(measured["safety_prob"], asked["safety"], gauge_start(others, asked["safety"]))
+    return (
+        (f"<td>{escape(goal_of(asked))}</td>" if named else "")
+        + f"<td class={tone}>{within[0]}<small>{within[1]}</small>{scale if asked['kind'] == 'quantile' else ''}</td>"
+        + "".join(cell(value, ends.replace("; ", "<br>")) for value, ends in costs)
+        + f'<td class="word {tone}"><span aria-hidden=true>{mark}</span>\u00a0{measured["verdict"]["word"]}</td>'
+    )
+
+
+def cell(value: str, ends: str, span: str = "") -> str:
+    return f"<td{span}>{value}<small>{ends}</small></td>"
 
 
 def figures(report: Report) -> str:
-    drawn = []
-    if report.curves:
-        about = "Mean over seeds; the band is one standard deviation. Dashed: the limit and the required level."
-        drawn.append((plots.learning_curves(report.curves), "Learning curves", about))
-        if any("multiplier" in c.metrics for c in report.curves):
-            about = "The multiplier weighs cost against return; the tilt slows its steps up or down."
-            drawn.append((plots.multiplier_curves(report.curves), "Multiplier over training", about))
-    histogram = plots.cost_histogram(report.evaluations[:6])
-    drawn.append(
-        (histogram, "Histogram of the episode cost", "Fresh episodes after training; orange: beyond the limit.")
-    )
-    out = []
-    for i, (figure, name, about) in enumerate(drawn):
-        svg = plots.inline_svg(figure, f"figure{i}").replace(
-            "<svg ", f'<svg role="img" aria-label="{escape(name)}" ', 1
+    """Curves, multiplier and episode costs of each constraint, the worst first."""
+    asked, out = report.evaluations[0]["constraints"], []
+    for k in worst_first(report.evaluations[0]) or [0]:
+        title = f": {goal_of(asked[k])}" if len(asked) > 1 else ""
+        curves = report.curves[k] if k < len(report.curves) else ()
+        drawn = "".join(
+            f"<figure><div class=scroll>{described(figure, f'figure{k}-{i}', name + title)}</div>"
+            f"<figcaption>{escape(about)}</figcaption></figure>"
+            for i, (figure, name, about) in enumerate(drawings(curves, report.evaluations, k))
         )
-        out.append(f"<figure><div class=scroll>{svg}</div><figcaption>{escape(about)}</figcaption></figure>")
-    return f"<section><h2>Training and episode cost</h2>{''.join(out)}</section>"
+        out.append(f"<section><h2>{escape(f'Training and episode cost{title}')}</h2>{drawn}</section>")
+    return "".join(out)
+
+
+def drawings(curves: Sequence[plots.Curve], evaluations: Sequence[Mapping[str, Any]], k: int) -> Iterator[tuple]:
+    """The figures of constraint `k`: each with its name and what it shows."""
+    if curves:
+        about = "Mean over seeds; the band is one standard deviation. Dashed: the limit and the required level."
+        yield plots.learning_curves(curves), "Learning curves", about
+        if any("multiplier" in c.metrics for c in curves):
+            about = "The multiplier weighs cost against return; the tilt slows its steps up or down."
+            yield plots.multiplier_curves(curves), "Multiplier over training", about
+    shown = [e for e in evaluations if not e["constraints"] or len(e["constraints"]) > k][:6]
+    about = (
+        "Fresh episodes after training; orange: beyond the limit. Left: how many episodes cost so much. Right, on a "
+        "logarithmic scale: how many cost more than x. The constraint holds if the curve passes below the crossing of the "
+        "dashed lines."
+    )
+    yield plots.cost_histogram(shown, k), "Histogram and tail of the episode cost", about
+
+
+def described(figure: Any, prefix: str, name: str) -> str:
+    """A figure as SVG with a name for those who do not see it."""
+    svg = plots.inline_svg(figure, prefix)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(name)}" ', 1)
 
 
 def facts(title: str, given: Mapping[str, Any]) -> str:

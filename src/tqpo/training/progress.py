@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tqpo.algorithms.settings import Constraint
+from tqpo.maths.statistics import cost_text
 
 ROWS = 12  # seeds shown one by one
 LINE_EVERY = 5.0  # s between plain lines
@@ -83,7 +84,7 @@ class RunProgress:
 
     def line(self, iteration: int, last: dict[str, np.ndarray]) -> str:
         shown = {name: per_constraint(last[name]).mean(0) for name in COLUMNS if name in last}
-        parts = "  ".join(f"{COLUMNS[name][0]} {' | '.join(number(name, v) for v in x)}" for name, x in shown.items())
+        parts = "  ".join(f"{COLUMNS[name][0]} {' | '.join(self.numbers(name, x))}" for name, x in shown.items())
         return f"{iteration:>5}/{self.iterations}  {parts}  {self.rate:,.0f} steps/s"
 
     def table(self, last: dict[str, np.ndarray]) -> Table:
@@ -100,30 +101,35 @@ class RunProgress:
         table.add_row("asked", *(" | ".join(goal(name, c) for c in self.constraints) for name in shown), style="dim")
         return table
 
+    def numbers(self, name: str, values: np.ndarray) -> list[str]:
+        """A column's values, of each constraint, as text."""
+        limits = [c.limit for c in self.constraints]
+        return [number(name, x, *limits[k : k + 1]) for k, x in enumerate(values.tolist())]
+
     def cell(self, name: str, values: np.ndarray) -> str:
         """A value per constraint, coloured by whether it is as asked."""
-        parts = []
+        parts = self.numbers(name, values)
         for k, value in enumerate(values.tolist()):
-            text = number(name, value)
             asked = self.constraints[k] if k < len(self.constraints) and goal(name, self.constraints[k]) else None
             if asked is not None and np.isfinite(value):
                 good = value >= asked.safety if name == "safety_prob" else value <= asked.limit
-                text = f"[{'green' if good else 'red'}]{text}[/]"
-            parts.append(text)
+                parts[k] = f"[{'green' if good else 'red'}]{parts[k]}[/]"
         return " | ".join(parts)
 
 
 COLUMNS = {
     "return_mean": ("return", "{:.2f}"),
     "safety_prob": ("Pr[C ≤ d]", "{:.1%}"),
-    "episode_cost_quantile": ("cost quantile", "{:.1f}"),
-    "episode_cost_mean": ("mean cost", "{:.1f}"),
+    "episode_cost_quantile": ("cost quantile", ""),
+    "episode_cost_mean": ("mean cost", ""),
     "multiplier": ("λ", "{:.3f}"),
 }
 
 
-def number(name: str, value: float) -> str:
-    return "–" if np.isnan(value) else COLUMNS[name][1].format(value)
+def number(name: str, value: float, limit: float = 0.0) -> str:
+    if np.isnan(value):
+        return "–"
+    return COLUMNS[name][1].format(value) if COLUMNS[name][1] else cost_text(value, limit)
 
 
 def goal(name: str, c: Constraint) -> str:
