@@ -223,10 +223,14 @@ def percent(x: float, digits: int) -> str:
     return f"{x:.{digits if 0 < x < 1 else 0}%}"
 
 
+def cost_decimals(limit: float) -> int:
+    """Decimals that show a cost to a hundredth of its limit or finer: 5.6 of 15, 0.0312 of 0.04."""
+    return max(0, math.ceil(2 - math.log10(limit))) if limit > 0 else 2
+
+
 def cost_text(cost: float, limit: float) -> str:
-    """A cost to a hundredth of its limit or finer; a whole number without decimals. For example: 5.6 of 15, 0.0312 of 0.04."""
-    decimals = max(0, math.ceil(2 - math.log10(limit))) if limit > 0 else 2
-    return f"{cost:,.{0 if cost == round(cost) else decimals}f}"
+    """A cost with these decimals, a whole number without."""
+    return f"{cost:,.{0 if cost == round(cost) else cost_decimals(limit)}f}"
 
 
 def two_digits(count: int) -> int:

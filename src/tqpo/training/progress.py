@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tqpo.algorithms.settings import Constraint
-from tqpo.maths.statistics import cost_text
+from tqpo.maths.statistics import cost_decimals
 
 ROWS = 12  # seeds shown one by one
 LINE_EVERY = 5.0  # s between plain lines
@@ -129,7 +129,7 @@ COLUMNS = {
 def number(name: str, value: float, limit: float = 0.0) -> str:
     if np.isnan(value):
         return "–"
-    return COLUMNS[name][1].format(value) if COLUMNS[name][1] else cost_text(value, limit)
+    return COLUMNS[name][1].format(value) if COLUMNS[name][1] else f"{value:.{cost_decimals(limit)}f}"
 
 
 def goal(name: str, c: Constraint) -> str:

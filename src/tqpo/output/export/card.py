@@ -1,7 +1,8 @@
 """The model card: what a policy is, how safe it was found to be, where it comes from, and what it is not good for."""
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from tqpo.envs.budget import Budget
 from tqpo.envs.observation import Slice, slice_table
 from tqpo.evaluation.episodes import ActorPolicy
 from tqpo.host.reference import is_reference
+from tqpo.maths.statistics import cost_text
 from tqpo.training.evaluations import evaluations_of
 from tqpo.training.job import Job
 
@@ -191,20 +193,34 @@ def sentence(c: Mapping[str, Any]) -> str:
 
 
 def safety_table(facts: Mapping[str, Any]) -> str:
-    rows = [
-        f"| {e['label']} | {e['episodes']:,} | {interval(e['return'], '{:.2f}')} | {asked['cost_limit']:g} "
-        f"| {interval(c['safety_prob'], '{:.1%}')} | {interval(c['episode_cost_quantile'], '{:.0f}')} "
-        f"| {interval(c['episode_cost_mean'], '{:.1f}')} | {c['verdict']['word']} |"
-        for e in facts["evaluations"]
-        for asked, c in zip(facts["constraints"], e["constraints"], strict=False)
-    ]
-    head = "| fresh episodes with | number | return | limit d | Pr[C ≤ d] | cost quantile | mean cost | level |"
+    rows = []
+    for e in facts["evaluations"]:
+        for asked, c in zip(facts["constraints"], e["constraints"], strict=False):
+            cost = functools.partial(cost_text, limit=asked["cost_limit"])
+            tail = (
+                [cost(c["episode_cost_99"]["value"]), cost(c["episode_cost_max"])] if "episode_cost_max" in c else "––"
+            )
+            cells = (
+                e["label"],
+                f"{e['episodes']:,}",
+                interval(e["return"], "{:.2f}".format),
+                sentence(asked),
+                interval(c["safety_prob"], "{:.1%}".format),
+                interval(c["episode_cost_quantile"], cost),
+                interval(c["episode_cost_mean"], cost),
+                *tail,
+                c["verdict"]["word"],
+            )
+            rows.append(f"| {' | '.join(cells)} |")
+    heads = ("fresh episodes with", "number", "return", "constraint", "Pr[C ≤ d]", "cost quantile", "mean cost")
+    heads = (*heads, "99 % quantile", "worst episode", "verdict")
     confidence = next((f"{e['confidence']:.0%}" for e in facts["evaluations"]), "")
-    return "\n".join([head, "|---" * 8 + "|", *rows, "", f"In brackets: {confidence} intervals."]) if rows else ""
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *rows, "", f"In brackets: {confidence} intervals."]
+    return "\n".join(lines) if rows else ""
 
 
-def interval(estimate: Mapping[str, float | None], form: str) -> str:
-    value, low, high = ("…" if x is None else form.format(x) for x in map(estimate.get, ("value", "low", "high")))
+def interval(estimate: Mapping[str, float | None], show: Callable[[float], str]) -> str:
+    value, low, high = ("…" if x is None else show(x) for x in map(estimate.get, ("value", "low", "high")))
     return f"{value} [{low}, {high}]"
 
 
