@@ -1,7 +1,9 @@
 """Figures: that they draw what they are given, in files that open. How they look was looked at."""
 
 import itertools
+import pathlib
 import xml.etree.ElementTree as ET
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from PIL import Image
 from results import STEPS, N, curves
 
 from tqpo.errors import ConfigError, RenderError
-from tqpo.output import plots, video
+from tqpo.output import conclude, plots, video
 from tqpo.output.plots import Curve, RunInfo
 
 
@@ -133,6 +135,25 @@ def test_inline_figures_share_a_page():
     assert not ids[0] & ids[1]
     assert "currentColor" in one
     assert plots.INK not in one
+
+
+def test_every_run_has_its_label_and_colour():
+    def run(path, goal="90%", task="SimpleEnv"):
+        job = SimpleNamespace(task=task, title="tqpo")
+        return SimpleNamespace(folder=pathlib.Path(path)), SimpleNamespace(job=job, goal=goal)
+
+    def labels(*runs):
+        return conclude.labels_of(*zip(*runs, strict=True))  # type: ignore[arg-type]
+
+    assert labels(run("runs/a"), run("runs/b", "95%")) == ["tqpo 90%", "tqpo 95%"]
+    assert labels(run("runs/a"), run("runs/b")) == ["a: tqpo 90%", "b: tqpo 90%"]
+    assert labels(run("x/a"), run("y/a")) == ["x/a: tqpo 90%", "y/a: tqpo 90%"]
+    assert labels(run("a"), run("b", task="DynamicEnv")) == ["SimpleEnv: tqpo 90%", "DynamicEnv: tqpo 90%"]
+
+    drawn = curves(("a", "b", "c"))
+    drawn[0] = Curve(drawn[0].info, drawn[0].steps, {"return_mean": drawn[0].metrics["return_mean"]})  # without λ
+    lines = {line.get_label(): line.get_color() for line in plots.multiplier_curves(drawn).axes[0].get_lines()}
+    assert lines == {"b": plots.COLOURS[1], "c": plots.COLOURS[2]}  # as in the other figures
 
 
 def test_wrong_shapes():

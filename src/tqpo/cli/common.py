@@ -85,7 +85,7 @@ def costs(measured: dict, limit: float) -> list[str]:
 
     ranged = (measured["episode_cost_quantile"], measured["episode_cost_mean"])
     cells = [f"{text(x['value'])}\n\\[{text(x['low'])}, {text(x['high'])}]" for x in ranged]
-    if "episode_cost_max" not in measured:  # written before 0.3
+    if "episode_cost_max" not in measured:  # a file of 0.1
         return [*cells, "–", "–"]
     return [*cells, text(measured["episode_cost_99"]["value"]), text(measured["episode_cost_max"])]
 

@@ -173,7 +173,7 @@ def probability(estimate: Mapping[str, Any], level: float) -> tuple[str, str]:
 
 
 def numbers(asked: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """What is measured of a constraint: value and interval by name. A file from before 0.3 has no tail."""
+    """What is measured of a constraint: value and interval by name. A file of 0.1 has no tail."""
 
     def cost(x: float) -> str:
         return statistics.cost_text(x, asked["cost_limit"])
