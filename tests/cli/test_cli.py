@@ -25,7 +25,7 @@ WRONG = [
     (["train", "Simple"], "did you mean SimpleEnv?"),
     (["train", "CartPole-v1"], "a Gymnasium environment is written gym:CartPole-v1"),
     (["train", "--algo", "sac"], "no algorithm 'sac'; there are ppo"),
-    (["train", "--preset", "slow"], "no preset 'slow'; there are paper, fast"),
+    (["train", "--preset", "slow"], "no preset 'slow'; there are paper, released, fast"),
     (["train", "--safety", "1.2"], "safety = 1.2: a probability strictly between 0 and 1"),
     (["train", "--cost-limit", "-3"], "cost_limit = -3.0: a number that is not negative"),
     (["train", "--seeds", "0"], "seeds = 0: at least 1"),

@@ -50,6 +50,7 @@ class DualConfig:
     gain_exponent: float = 0.0  # the same of K
     decay_offset: float = 100.0  # iterations before exponents bite
     quantile_window: int = static(default=100)  # past values that F_q(d) is taken over
+    count_from: int = static(default=1)  # F_q(d) is 0 until it has so many; 101 of 100, as released: for ever
 
 
 class DualState(NamedTuple):

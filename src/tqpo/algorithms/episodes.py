@@ -4,6 +4,7 @@ Everything here is the undiscounted *episode cost* C that a limit d applies to. 
 a different quantity with a different name: *cost_return*.)
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -93,6 +94,9 @@ def estimate(episodes: Episodes, constraints: tuple[Constraint, ...]) -> Estimat
     asked = jnp.stack([jnp.asarray(c.safety, float) for c in constraints])
     q = jax.vmap(quantile.empirical_quantile)(costs, asked, mask)
     held = jax.vmap(quantile.empirical_quantile)(costs, levels(constraints), mask)
+    if any(c.upper for c in constraints):
+        above = jax.vmap(functools.partial(quantile.empirical_quantile, upper=True))(costs, levels(constraints), mask)
+        held = jnp.where(jnp.array([c.upper for c in constraints]), above, held)
     mean = jnp.sum(jnp.where(mask, costs, 0.0), -1) / jnp.maximum(count, 1)
     safe = jax.vmap(quantile.safety_probability)(costs, limits(constraints), mask)
     return Estimates(q, mean, safe, jnp.where(bounds_quantile(constraints), held, mean), count)

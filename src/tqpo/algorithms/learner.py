@@ -32,6 +32,9 @@ class LearnerConfig:
     observe_budget: bool = static(default=False)  # the observation shows what is left of each limit (`envs.budget`)
     end_at_limit: bool = static(default=False)  # and an episode ends where a limit is reached
     segment: int = static(default=100)  # steps of back-propagation through time (lstm)
+    gae_segments: bool = static(
+        default=False
+    )  # GAE's sum stops at each segment's end and bootstraps there (as released)
     episode_window: int = static(default=100)  # finished episodes that statistics are taken over
     bootstrap_timeouts: bool = static(default=True)  # False: a time-out ends the return
     normalize_advantage: bool = static(default=False)  # of the reward; λ then weighs against standard deviations
@@ -192,6 +195,14 @@ def _values(
     return values, next_values
 
 
+def _sum_ends(experience: Experience, config: LearnerConfig) -> Array:
+    """Where the sum of GAE stops, [T, B]: at an episode's last step, with `gae_segments` also at each segment's."""
+    if not config.gae_segments:
+        return experience.cut
+    last = (1 + jnp.arange(config.n_steps)) % config.segment == 0
+    return experience.cut | last[:, None]
+
+
 def reward_targets(experience: Experience, config: LearnerConfig) -> tuple[Array, Array]:
     """Advantage and return of the reward, [T, B]."""
     value = experience.values["value"]
@@ -200,7 +211,7 @@ def reward_targets(experience: Experience, config: LearnerConfig) -> tuple[Array
         value,
         experience.next_values["value"],
         experience.ended,
-        experience.cut,
+        _sum_ends(experience, config),
         config.discount,
         config.gae_lambda,
     )
@@ -219,7 +230,7 @@ def cost_targets(
         value,
         next_value,
         experience.ended,
-        experience.cut,
+        _sum_ends(experience, config),
         config.cost_discount,
         config.cost_gae_lambda,
     )

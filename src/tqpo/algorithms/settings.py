@@ -39,6 +39,7 @@ class Constraint:
     limit: float = 15.0  # d; by name `cost_limit`
     safety: float = 0.9  # 1 − ε: the share of episodes that must stay within it
     margin: float = 0.0  # share of ε that training holds back: it bounds the quantile at 1 − ε·(1 − margin)
+    upper: bool = static(default=False)  # bound inf{x : F(x) > p}, the 91st of 100 at 0.9 (as released), not the 90th
 
 
 def field_names(config: Any) -> set[str]:

@@ -104,14 +104,15 @@ def constraint_advantage(cost_return: Array, cost_advantage: Array, q: Array, p:
     return jnp.where(episodes.bounds_quantile(config.constraints), by_quantile, -cost_advantage)
 
 
-def share_below(window: quantile.Window, limit: Array | float) -> Array:
+def share_below(window: quantile.Window, limit: Array | float, count_from: int = 1) -> Array:
     """F_q(d): the share of recent quantiles below the limit (Eq. 14); 0 while the window is empty.
 
-    Windows [..., N] and limits [...] go together, one per constraint. It counts from the first quantile on: the released code
-    waits for a 101st in a window of 100.
+    Windows [..., N] and limits [...] go together, one per constraint. The share counts from the `count_from`-th quantile on: the
+    released code waits for a 101st in a window of 100.
     """
     below = quantile.window_mask(window) & (window.values < jnp.asarray(limit)[..., None])
-    return below.sum(-1) / jnp.maximum(window.count, 1)
+    share = below.sum(-1) / jnp.maximum(window.count, 1)
+    return share if count_from == 1 else jnp.where(window.count >= count_from, share, 0.0)
 
 
 def tilt_rates(
@@ -136,7 +137,7 @@ def tilt_rates(
 
 def tilt(recent: quantile.Window, constraints: tuple[Constraint, ...], config: DualConfig) -> Rates:
     """η₊ and η₋ of each constraint, by its recent quantiles; a mean constraint has no tilt."""
-    below = share_below(recent, episodes.limits(constraints))
+    below = share_below(recent, episodes.limits(constraints), config.count_from)
     kind = jnp.where(episodes.bounds_quantile(constraints), config.tilt, Tilt.NONE)
     return Rates(*tilt_rates(kind, below, config.delta, config.fixed_up, config.fixed_down), below)
 

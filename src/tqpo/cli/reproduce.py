@@ -18,8 +18,8 @@ class Reproduce:
     """Train the paper's runs and lay the results beside its numbers. Made for a GPU. Finished cells are kept."""
 
     what: Positional[str]
-    """table1 (with PPO-Lagrangian), table2, baseline, fast, or all; budget and its ablation; figures and tables draw
-    what is there."""
+    """table1 (with PPO-Lagrangian), table2, baseline, fast, or all; released; budget and its ablation; figures and tables
+    draw what is there."""
     task: tuple[str, ...] = ()
     """Only these tasks."""
     algo: tuple[str, ...] = ()

@@ -31,6 +31,7 @@ class TaskConfig:
     button_keepout: float = 0.2  # m, as above
     button_locations: Points = ()  # m, fixed places; empty: random
     button_timer: int = 10  # steps after a press in which buttons are unseen and cost nothing
+    late_cost: bool = False  # the observation shows the cost of the step before the last, as the released wrapper does
     gremlins: int = 0  # how many
     gremlin_travel: float = 0.35  # m, radius of the circle that a gremlin runs
     gremlin_keepout: float = 0.4  # m, as above
@@ -80,7 +81,7 @@ class TaskConfig:
 
     def observation_table(self, extra: Iterable[Feature] = ()) -> tuple[Slice, ...]:
         """Every slice of the flat observation; `extra` is what a wrapper appends."""
-        own = task_features(self.sources, self.lidar_bins, self.lidar_range, self.button_timer)
+        own = task_features(self.sources, self.lidar_bins, self.lidar_range, self.button_timer, self.late_cost)
         return place((*own, *extra))
 
     @property

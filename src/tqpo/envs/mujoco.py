@@ -159,7 +159,7 @@ class MujocoTask:
         self.goal_button = int(state.goal_button)
         self.timer, self.steps = int(state.timer), int(state.steps)
         self.distance, self.last_cost = float(state.distance), float(state.cost)
-        self.touching = bool(state.touching)
+        self.shown_cost, self.touching = self.last_cost, bool(state.touching)
         data.time = self.steps * config.step_duration
         data.qpos[:3], data.qvel[:3], data.qacc[:3] = state.pose, state.velocity, state.acceleration
         data.qpos[3:] = np.concatenate([state.boxes.pos, state.boxes.quat], axis=1).ravel()
@@ -210,6 +210,7 @@ class MujocoTask:
         self.distance = distance
         self.touching = bool(touched & self._gremlins)
         cost = self._cost(touched)
+        self.shown_cost = self.last_cost if config.late_cost else cost[0]
         self.last_cost = cost[0]
         self.timer = max(0, self.timer - 1)
         self.steps += 1
@@ -250,7 +251,7 @@ class MujocoTask:
             hidden = name == "buttons" and self.timer > 0
             seen = objects[name][:0] if hidden else objects[name]
             parts[f"{name}_lidar"] = lidar(pose, seen, config.lidar_bins, config.lidar_range)
-        parts["previous_cost"] = np.array([self.last_cost])
+        parts["previous_cost"] = np.array([self.shown_cost])
         return np.concatenate([parts[name] for name in self._parts])
 
     @cached_property

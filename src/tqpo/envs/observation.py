@@ -45,7 +45,9 @@ def place(features: Iterable[Feature]) -> tuple[Slice, ...]:
     return tuple(slices)
 
 
-def task_features(kinds: Iterable[str], bins: int, max_range: float, button_timer: int) -> tuple[Feature, ...]:
+def task_features(
+    kinds: Iterable[str], bins: int, max_range: float, button_timer: int, late_cost: bool = False
+) -> tuple[Feature, ...]:
     """Sensors and lidars in alphabetical order, as in Safety Gym, then the previous cost."""
     frame = "ahead, to the left, up"
     sensors = [
@@ -55,7 +57,10 @@ def task_features(kinds: Iterable[str], bins: int, max_range: float, button_time
         Feature("velocimeter", 3, "m/s", None, f"velocity {frame}; the last is 0"),
     ]
     lidars = [lidar_feature(kind, bins, max_range, button_timer) for kind in ("goal", *kinds)]
-    cost = Feature("previous_cost", 1, "", (0.0, 1.0), "1 if the step that led here had a cost, else 0; 0 at the start")
+    step = "step before the one" if late_cost else "step"
+    cost = Feature(
+        "previous_cost", 1, "", (0.0, 1.0), f"1 if the {step} that led here had a cost, else 0; 0 at the start"
+    )
     return (*sorted([*sensors, *lidars]), cost)
 
 

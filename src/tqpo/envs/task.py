@@ -14,7 +14,8 @@ Reward: distance decrease [m] + 1 on reaching the goal, clipped to ±10. Cost: a
 source is violated, the others say which (`TaskConfig.sources`).
 
 Differences from the original: SimpleEnv swaps its two buttons (the paper's text; `next_button="random"` gives the
-engine's rule); the appended cost is that of the step just taken (the released wrapper appends the one before).
+engine's rule); the appended cost is that of the step just taken (the released wrapper appends the one before, as
+`late_cost=True` does).
 """
 
 from collections.abc import Iterable
@@ -130,7 +131,7 @@ class Task:
         return state, observe(config, state)
 
     def step(self, state: State, action: Array) -> tuple[State, Step]:
-        config = self.config
+        config, before = self.config, state.cost
         state = self._advance(state, jnp.clip(action, -1.0, 1.0))
         distance = jnp.linalg.norm(state.goal - state.pose[:2])
         reward = jnp.clip(state.distance - distance, -config.reward_clip, config.reward_clip)
@@ -140,7 +141,7 @@ class Task:
         reached = goal_met(config, state)
         state, placed = new_goal(config, state, reached)
         step = Step(
-            obs=observe(config, state),
+            obs=observe(config, state._replace(cost=before) if config.late_cost else state),
             reward=reward + config.reward_goal * reached,
             cost=costs,
             terminated=reached & ~placed,

@@ -6,8 +6,10 @@ A cell whose file is complete and has the same settings is not run again.
 |---|---|
 | `complete` | false while the cell trains: the file then holds what is known so far |
 | `settings` | task, algorithm, level, seeds, steps, the whole configuration |
+| `last_window` | averages over the last `episode_window` episodes of training, per seed |
 | `last_tenth` | averages over the last tenth of training, per seed, and mean and standard deviation over seeds |
 | `fresh` | `summary.summarise` of fresh episodes of the final policies, without the episodes themselves |
+| `discounted` | discounted return and Pr[discounted cost ≤ d] of such episodes per seed (`released` only, else null) |
 | `judge` | the same for some seeds in JAX, and, when `judge` has been there, in MuJoCo |
 | `published` | the paper's numbers |
 | `curves` | metrics by iteration and seed, every so many iterations |
@@ -32,6 +34,7 @@ from tqpo.training.program import Metrics
 
 CURVES = ("return_mean", "safety_prob", "episode_cost_mean", "episode_cost_quantile", "multiplier", "log_std")
 CURVE_POINTS = 140
+LAST_WINDOW = {"return": "return_mean", "safety_prob": "safety_prob"}  # reading → metric
 LAST = 0.1  # the share of training that the main protocol averages over
 
 
@@ -149,6 +152,7 @@ def result_of(plan: Plan, cell: Cell, metrics: Metrics) -> dict[str, Any]:
             "return_mean_std": mean_std(returns),
             "safety_prob_mean_std": mean_std(safe),
         },
+        "last_window": {name: x[-1].tolist() for name, of in LAST_WINDOW.items() if (x := columns[of]) is not None},
         "published": cell.published._asdict() if cell.published else None,
         "skipped_updates": int(metrics["skipped"].sum()),
         "curves": {

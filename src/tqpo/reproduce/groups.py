@@ -23,6 +23,7 @@ from tqpo.provenance import provenance
 from tqpo.reproduce.cells import Plan, metrics_of, policy_folder, read, result_of, summary, write
 from tqpo.reproduce.judge import Judge
 from tqpo.reproduce.paper import Cell
+from tqpo.reproduce.readings import discounted
 from tqpo.store.run import MANIFEST
 from tqpo.sweep.cluster import Runner
 from tqpo.sweep.progress import JobsProgress
@@ -176,7 +177,7 @@ def keep_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], chos
 def evaluate(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> dict[str, Any]:
     """Fresh episodes of the final policies."""
     if not plan.episodes:
-        return {"fresh": None, "judge": None}
+        return {"fresh": None, "judge": None, "discounted": None}
     env: Any = plan.prepare(cell).env
     episodes = {
         seed: run_episodes(env, policy, evaluation_key(seed), plan.episodes) for seed, policy in policies.items()
@@ -184,4 +185,5 @@ def evaluate(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> dict[s
     judge = None
     if chosen := plan.judged(cell):
         judge = {"jax": summary(plan, cell, {seed: episodes[seed] for seed in chosen}), "mujoco": None}
-    return {"fresh": summary(plan, cell, episodes), "judge": judge}
+    readings = discounted(plan, cell, policies) if cell.preset == "released" else None
+    return {"fresh": summary(plan, cell, episodes), "judge": judge, "discounted": readings}

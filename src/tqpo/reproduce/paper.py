@@ -3,6 +3,7 @@
 The paper reports mean ± standard deviation over five seeds; it does not say how it evaluated.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,6 +70,14 @@ TABLE2: list[Cell] = read_table("""
     DynamicEnv  95  tqpo            12.5  0.2  94 1
 """)
 
+# The cells of both tables in which we differ from the paper, once more as the authors' code has it.
+RELEASED: list[Cell] = [
+    dataclasses.replace(cell, preset="released")
+    for cell in {c.name: c for c in (*TABLE2, *TABLE1)}.values()
+    if (cell.algo in {"qcpo", "qcpo-tilt", "tqpo-no-tilt"} and cell.task != "GremlinEnv")
+    or (cell.task, cell.algo, cell.safety) == ("GremlinEnv", "tqpo", 0.9)
+]
+
 # For Figures 2 and 3. It has no level; 90 % is what its safety is held against.
 PPO_LAG: list[Cell] = [Cell(task, "ppo-lag", 0.90) for task in ("SimpleEnv", "DynamicEnv", "GremlinEnv")]
 
@@ -109,6 +118,7 @@ ABLATION: list[Cell] = [Cell(c.task, algo, c.safety, preset="fast") for algo in 
 SETS: dict[str, list[Cell]] = {
     "table1": [*TABLE1, *PPO_LAG],
     "table2": TABLE2,
+    "released": RELEASED,
     "baseline": BASELINE,
     "fast": FAST,
     "budget": BUDGET,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tqpo.algorithms.presets import VARIANTS, preset
+from tqpo.algorithms.presets import TASK_SETTINGS, VARIANTS, preset
 from tqpo.algorithms.settings import Constraint, field_names, replace
 from tqpo.envs import Task, TaskConfig, make
 from tqpo.envs.budget import Budget, Budgeted, unwrapped
@@ -83,7 +83,7 @@ class Job:
         """The environment, or what is known of one on the host."""
         if not is_reference(self.task):
             try:
-                return make(self.task, **self.task_settings)
+                return make(self.task, **(TASK_SETTINGS.get(self.preset, {}) | dict(self.task_settings)))
             except UnknownNameError as error:
                 raise UnknownNameError(f"{error}; a Gymnasium environment is written gym:{self.task}") from None
         from tqpo.host.probe import make_own
