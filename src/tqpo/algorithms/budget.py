@@ -33,6 +33,9 @@ Stooke et al. (2020), here of the probability and in log λ. Ours are the event'
   can do anything learns nothing more; one that is not held at all learns to ignore the cost and does not come back.
 - `after_weight`: a lost episode has nothing left to lose. The plain cost is why the policy does not run wild in it.
 
+With `dial` no λ is sought. log λ is an input instead, drawn for each episode from `dial_low` to `dial_high`, so that one
+run learns every level; over `ramp` it is lowered, by `DIAL_LIFT` at first. Afterwards a position of the dial is chosen.
+
 A time-out ends the episode's cost: p after any end is 0, whatever `bootstrap_timeouts` says of the reward. Mean
 constraints are treated as in PPO-Lagrangian, their λ by the same law of (E[C] − d)/d.
 """
@@ -46,7 +49,7 @@ import optax
 
 from tqpo.algorithms import episodes, learner, ppo
 from tqpo.algorithms.learner import Experience, LearnerConfig, LearnerState
-from tqpo.algorithms.settings import Constraint, check_constraints, require, settings
+from tqpo.algorithms.settings import Constraint, check_constraints, require, settings, static
 from tqpo.maths import returns
 from tqpo.networks import Head
 from tqpo.types import Array, Key, Spec
@@ -54,6 +57,7 @@ from tqpo.types import Array, Key, Spec
 LOG_START, LOG_LOWEST, LOG_HIGHEST = -1.0, -6.0, 4.0  # of log λ
 MAX_ERROR = 1.5  # of the control
 COSTS_PER_LIMIT = 1.5  # a cost of d counts as this much
+DIAL_LIFT = -2.5  # of log λ, at the start
 
 
 @settings
@@ -67,6 +71,9 @@ class Config:
     after_weight: float = 0.5  # w_after: of the plain cost once the limit is crossed
     start_outage: float = 0.4  # κ, the outage that λ aims at, at the start; 0: its level from the start
     ramp: float = 0.3  # share of training over which w_dense and κ fall
+    dial: bool = static(default=False)  # λ is an input of the policy
+    dial_low: float = -2.0  # log λ where the dial stands at −1
+    dial_high: float = 4.0  # and at 1
     proportional_gain: float = 1.0  # of the control of log λ
     integral_gain: float = 0.015  # of that control, per iteration
 
@@ -95,6 +102,18 @@ def aimed_outage(done: Array, constraints: tuple[Constraint, ...], start: Array 
     """κ [K]: from `start`, or the level where that is higher, to ε·(1 − margin)."""
     final = 1.0 - episodes.levels(constraints)
     return final + (1.0 - done) * jnp.maximum(start - final, 0.0)
+
+
+def dialled(position: Array, done: Array, config: Config) -> Array:
+    """λ [...] where the dial stands at `position`."""
+    share = (position + 1.0) / 2.0
+    return jnp.exp(config.dial_low + share * (config.dial_high - config.dial_low) + DIAL_LIFT * (1.0 - done))
+
+
+def weighed(advantage: Array, constraint: Array, multiplier: Array) -> tuple[Array, Array]:
+    """Advantages of reward [...] and constraint [..., 1] by which λ = 1 does what `multiplier` [...] would, step by step."""
+    share = 2.0 / (1.0 + multiplier)
+    return advantage * share, constraint * (multiplier * share)[..., None]
 
 
 def control_error(estimates: episodes.Estimates, aim: Array, constraints: tuple[Constraint, ...]) -> Array:
@@ -147,6 +166,9 @@ def check(config: Config, env: Spec) -> None:
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
     for name in ("outage_weight", "dense_weight", "after_weight", "iterations", "proportional_gain", "integral_gain"):
         require(getattr(config, name) >= 0, f"{name} = {getattr(config, name)}: not negative")
+    require(config.dial_low < config.dial_high, f"dial_low = {config.dial_low}: below dial_high = {config.dial_high}")
+    one = len(config.constraints) == 1 and config.constraints[0].kind == "quantile" and config.learner.observe_budget
+    require(one or not config.dial, "dial = True: with one constraint, on a probability, and observe_budget = True")
     for name in ("outage_gae_lambda", "start_outage", "ramp"):
         require(0 <= getattr(config, name) <= 1, f"{name} = {getattr(config, name)}: in [0, 1]")
 
@@ -183,12 +205,17 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     estimates = episodes.estimate(core.episodes, constraints)
     aim = aimed_outage(done, constraints, config.start_outage)
     integral, multiplier = control(state.integral, control_error(estimates, aim, constraints), config)
+    by_constraint = constraint_advantage(outage_advantage, cost_advantage, lost, done, config)
+    if config.dial:
+        at_step = dialled(experience.rollout.batch.obs[..., -1], done, config)  # [T, B]
+        advantage, by_constraint = weighed(advantage, by_constraint, at_step)
+        integral, multiplier = state.integral, jnp.ones_like(multiplier)
 
     # θ and the critics
     targets = Targets(
         advantage,
         value,
-        constraint_advantage(outage_advantage, cost_advantage, lost, done, config),
+        by_constraint,
         cost_value,
         outage,
         (1.0 - lost) * episodes.bounds_quantile(constraints),

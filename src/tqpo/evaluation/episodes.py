@@ -35,16 +35,18 @@ class Policy(Protocol):
 
 
 class ActorPolicy(eqx.Module):
-    """A network's actor with its frozen normaliser."""
+    """A network's actor with its frozen normaliser, and where its dial stands, if it has one: the last of what it sees."""
 
     actor: networks.Actor
     moments: normalize.Moments
+    position: Array | None = None  # []
 
     def init(self) -> PyTree:
         return networks.initial_memory(self.actor, ()), jnp.zeros_like(self.actor.mean.bias), jnp.zeros(())
 
     def act(self, obs: Array, carry: PyTree, key: Key, deterministic: bool) -> tuple[Array, PyTree]:
         memory, prev_action, prev_reward = carry
+        obs = obs if self.position is None else jnp.asarray(obs).at[-1].set(self.position)
         x = normalize.normalize(self.moments, obs)
         mean, log_std, memory, _ = networks.act(self.actor, x, memory, prev_action, prev_reward)
         noise = jnp.zeros_like(mean) if deterministic else jax.random.normal(key, mean.shape, mean.dtype)

@@ -39,6 +39,8 @@ class EnvBatch:
         self.workers: list[Worker] = []
         self.cleanup = contextlib.ExitStack()
         self.spent, self.t = np.zeros((count, 0)), np.zeros(count, int)  # of the episodes under way, for the budget
+        self.draw = np.random.default_rng(seed).uniform
+        self.position = self.draw(-1.0, 1.0, count)  # of the dial
 
     def __enter__(self) -> Self:
         return self
@@ -98,9 +100,11 @@ class EnvBatch:
         t = np.where(step.valid, self.t + 1, 0)
         over = step.ended | ~step.valid
         self.spent, self.t = np.where(over[:, None], np.float32(0.0), spent), np.where(over, 0, t)
+        position = self.position
+        self.position = np.where(over, self.draw(-1.0, 1.0, len(over)), position)
         return step._replace(
-            obs=np.concatenate([step.obs, budget.features(self.spent, self.t)], 1),
-            next_obs=np.concatenate([step.next_obs, budget.features(spent, t)], 1),
+            obs=np.concatenate([step.obs, budget.features(self.spent, self.t, self.position)], 1),
+            next_obs=np.concatenate([step.next_obs, budget.features(spent, t, position)], 1),
         )
 
     def _answer(self, i: int, deadline: float, wait: float) -> list[Transition]:

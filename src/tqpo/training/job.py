@@ -106,7 +106,7 @@ class Job:
         if "iterations" in field_names(config):
             config = replace(config, iterations=math.ceil(self.steps / steps_of(config.learner)))
         if config.learner.observe_budget:
-            env = observed(env, self.judged_by(config.constraints), config.learner.end_at_limit)
+            env = observed(env, self.judged_by(config.constraints), config.learner.end_at_limit, has_dial(config))
         return Prepared(self, env, config, Group(env, self.base_algorithm, (config,) * len(self.seeds), self.seeds))
 
     def _changes(self, env: Spec) -> dict[str, Any]:
@@ -260,11 +260,15 @@ def steps_of(learner: Any) -> int:
     return learner.n_envs * learner.n_steps
 
 
-def observed(env: Spec, constraints: tuple[Constraint, ...], ends: bool = False) -> Spec:
+def has_dial(config: Any) -> bool:
+    return getattr(config, "dial", False)
+
+
+def observed(env: Spec, constraints: tuple[Constraint, ...], ends: bool = False, dial: bool = False) -> Spec:
     """The environment with its budget in view: what is left of each limit on a probability, and of a known length."""
     bounded = [c for c in constraints if c.kind == "quantile"]
     channels, limits = tuple(c.channel for c in bounded), tuple(float(c.limit) for c in bounded)
-    budget = Budget(channels, limits, env.max_steps if env.max_steps < UNLIMITED else None)
+    budget = Budget(channels, limits, env.max_steps if env.max_steps < UNLIMITED else None, dial)
     if isinstance(env, Env):
         return Budgeted(env, budget, ends)
     if ends:
