@@ -37,7 +37,7 @@ from tqpo.algorithms.ppo import penalised
 from tqpo.algorithms.tqpo import quantile_advantage, share_below, tilt_rates
 from tqpo.maths import distribution
 from tqpo.maths.quantile import Window, empirical_quantile, window_init, window_push
-from tqpo.maths.schedule import ThreeTimescales
+from tqpo.maths.schedule import power
 from tqpo.provenance import provenance
 from tqpo.types import Array, Key
 
@@ -55,6 +55,26 @@ class Constant:
 
     def __call__(self, k: Array, /) -> tuple[Array, Array, Array]:
         return jnp.full((), self.alpha), jnp.full((), self.beta), jnp.full((), self.eta)
+
+
+@dataclasses.dataclass(frozen=True)
+class ThreeTimescales:
+    """α_k, β_k, η_k for q, θ and λ (paper Eq. 17) as Assumption 3 wants them.
+
+    Σa_k = ∞ asks for an exponent of at most 1, Σa_k² < ∞ for one above ½; η_k = o(β_k), β_k = o(α_k) asks for
+    them in strictly increasing order.
+    """
+
+    alpha: float  # α_0, quantile
+    beta: float  # β_0, policy
+    eta: float  # η_0, multiplier
+    offset: float  # steps before the decay sets in
+    exponents: tuple[float, float, float] = (0.6, 0.8, 1.0)
+
+    def __call__(self, k: Array, /) -> tuple[Array, Array, Array]:
+        first = (self.alpha, self.beta, self.eta)
+        alpha, beta, eta = (power(k, a, self.offset, e) for a, e in zip(first, self.exponents, strict=True))
+        return alpha, beta, eta
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Measures, cell by cell; a cell that is already measured with the same sources and settings is kept, so a stopped run goes on."""
+"""Measures cell by cell. A cell that was measured with the same sources and settings is kept: a stopped run goes on."""
 
 import argparse
 import ast

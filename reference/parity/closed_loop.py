@@ -1,9 +1,9 @@
 """Whole episodes, each side on its own state: the JAX task in float32 against the twin with MuJoCo's default solver.
 
-Paired: episode i has the same layout and the same noise on both sides. Rounding errors grow (the steering is chaotic), so the two
-runs of an episode part; if the physics agree they part without bias, and the mean of their differences is 0 within its error. The
-intervals are percentile bootstraps over episodes, drawn in pairs. One in twenty intervals misses 0 by chance: a cell with such a
-miss is run again, once, with four times as many other episodes.
+Paired: episode i has the same layout and the same noise on both sides. Rounding errors grow (the steering is chaotic),
+so the two runs of an episode part; if the physics agree they part without bias, and the mean of their differences is 0
+within its error. The intervals are percentile bootstraps over episodes, drawn in pairs. One in twenty intervals misses
+0 by chance: a cell with such a miss is run again, once, with four times as many other episodes.
 """
 
 import concurrent.futures

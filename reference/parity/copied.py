@@ -1,7 +1,8 @@
-"""Whole episodes of the JAX task in which the twin takes each step from the same state: observation, reward and cost compared.
+"""Whole episodes of the JAX task, each step of which the twin takes too, from the same state.
 
-Every step whose cost differs, and in double precision every step beyond the tolerances, is listed with its distance to the nearest
-boundary (a hazard's rim, the goal's rim, the first touch of a solid): a rounding error can make a step jump only there.
+Every step whose cost differs, and in double precision every step beyond the tolerances, is listed with its distance to
+the nearest boundary (a hazard's rim, the goal's rim, the first touch of a solid): a rounding error can make a step jump
+only there.
 """
 
 from typing import Any, NamedTuple
@@ -13,10 +14,18 @@ from reference.parity.episodes import Plan, record
 from reference.parity.one_step import pick
 from reference.parity.policies import POLICIES
 from tqpo.envs import TaskConfig
-from tqpo.envs.mujoco import MujocoTask
+from tqpo.envs.mujoco import ROBOT_GEOMS, MujocoTask, mujoco
 
 SEED = 2
 LISTED = 200  # differing steps that are written down per task
+
+
+def gap(twin: MujocoTask) -> float:
+    """Distance of the robot to the nearest rim of a button or gremlin, in or out [m]; at most 1."""
+    solids = [i for i, name in enumerate(twin.geom_names) if name.startswith(("button", "gremlin"))]
+    mine = [twin.geom_names.index(name) for name in ROBOT_GEOMS]
+    gaps = [mujoco.mj_geomDistance(twin.model, twin.data, i, j, 1.0, None) for i in mine for j in solids]
+    return min(map(abs, gaps), default=1.0)
 
 
 def margins(twin: MujocoTask, goal: np.ndarray) -> dict[str, float]:
@@ -28,7 +37,7 @@ def margins(twin: MujocoTask, goal: np.ndarray) -> dict[str, float]:
     if twin.config.goal == "area":
         out["goal"] = abs(float(np.linalg.norm(goal - place)) - twin.config.goal_radius)
     if twin.config.buttons or twin.config.gremlins:
-        out["touch"] = twin.gap()
+        out["touch"] = gap(twin)
     return out
 
 
@@ -102,9 +111,9 @@ def measure(config: TaskConfig, episodes: int) -> dict[str, Any]:
     for name, case in CASES.items():
         with jax.enable_x64(case.double):
             parts = [compare(config, policy, episodes, case.converged, case.tolerances) for policy in POLICIES]
-        found = [d for part in parts for d in part["differing"]]
-        differing = [d | {"why": explain(d, case.boundary, case.converged or place(d) in known)} for d in found]
-        known |= {place(d) for d in found if case.converged}
+        listed = [d for part in parts for d in part["differing"]]
+        differing = [d | {"why": explain(d, case.boundary, case.converged or place(d) in known)} for d in listed]
+        known |= {place(d) for d in listed if case.converged}
         steps = sum(part["steps"] for part in parts)
         obs = np.max([part["obs"] for part in parts], axis=0)
         result[name] = {

@@ -86,10 +86,10 @@ def differing(cells: dict[str, Any]) -> str:
     lines = []
     for task, cell in cells.items():
         for case, label in CASES.items():
-            found = cell[case]["differing"]
-            why = Counter(d["why"].split(",")[0] for d in found)
+            listed = cell[case]["differing"]
+            why = Counter(d["why"].split(",")[0] for d in listed)
             for reason, count in why.most_common():
-                of_these = [d for d in found if d["why"].split(",")[0] == reason]
+                of_these = [d for d in listed if d["why"].split(",")[0] == reason]
                 lines.append(f"- {task}, {label}: {count} × {reason}.")
                 lines += [f"  - {describe(d)}" for d in of_these[:3]]
     return "\n".join(lines) or "None: no step differs beyond the tolerances."

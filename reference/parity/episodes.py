@@ -15,7 +15,7 @@ from tqpo.envs.mujoco import MujocoTask
 
 @dataclass(frozen=True)
 class Plan:
-    """Episodes `first` to `first + count`: each draws its layout and its noise from its own number, in JAX as in the twin."""
+    """Episodes `first` to `first + count`; each draws layout and noise from its own number, in JAX as in the twin."""
 
     config: TaskConfig
     policy: str

@@ -1,9 +1,9 @@
 """One step from random states: the velocities of robot and gremlins after it, against MuJoCo.
 
-Four in ten states are visited by policies that drive into things. In the others the robot is put somewhere else, mostly next to
-or into a solid thing, with random velocities, and gremlins are shaken. `physics` is one 2 ms step. `environment` is ten of
-them: there the speed servo of the hinge, unstable at this time step unless it saturates, multiplies a rounding error by about −4
-each time.
+Four in ten states are visited by policies that drive into things. In the others the robot is put somewhere else, mostly
+next to or into a solid thing, with random velocities, and gremlins are shaken. `physics` is one 2 ms step.
+`environment` is ten of them: there the speed servo of the hinge, unstable at this time step unless it saturates,
+multiplies a rounding error by about −4 each time.
 """
 
 from dataclasses import replace
@@ -42,7 +42,7 @@ def states(config: TaskConfig, count: int) -> State:
 def shake(rng, config: TaskConfig, out: State, rows: np.ndarray) -> State:
     """The states with the robot put elsewhere in the given rows, and gremlins disturbed there.
 
-    Not where gremlins have yet to rise from the floor: the JAX task lets them rise freely, and no robot can be there so soon.
+    Not where gremlins have yet to rise from the floor: the JAX task lets them rise freely, and no robot is there so soon.
     """
     if config.gremlins:
         rows = rows[np.min(out.boxes.pos[rows, :, 2], axis=1) > 0.15]  # m

@@ -218,7 +218,10 @@ def read_heads(network: Network, obs: Array, features: Array | None) -> dict[str
 
 
 def _gates_in(lstm: LSTM, features: Array, prev_action: Array, prev_reward: Array, multiple: int = 1) -> Array:
-    """The inputs' part of the gates. Zeros fill the inputs up to a `multiple`, which changes the speed and nothing else."""
+    """The inputs' part of the gates.
+
+    Zeros fill the inputs up to a `multiple`, which changes the speed and nothing else.
+    """
     fill = -lstm.weight_in.shape[0] % multiple
     zeros = jnp.zeros((*prev_reward.shape, fill))
     x = jnp.concatenate([features, prev_action, prev_reward[..., None], zeros], -1)

@@ -16,7 +16,6 @@ from tqpo.algorithms.presets import preset
 from tqpo.algorithms.settings import Constraint, replace
 from tqpo.errors import ConfigError, UnknownNameError
 from tqpo.maths import quantile
-from tqpo.maths.schedule import ThreeTimescales
 
 ENV = Counter()
 STRUCTURES = [*algorithms.ALGORITHMS, "tqpo-baseline", "tqpo-no-baseline"]  # the other variants are only numbers
@@ -257,9 +256,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted():
 
 
 def test_schedules_of_the_proof():
-    config = presets.scheduled(preset("fast"), ThreeTimescales(alpha=0.5, beta=1e-3, eta=0.2, offset=10.0))
-    assert (config.dual.alpha, config.learner.learning_rate, config.dual.gain) == (0.5, 1e-3, 0.2)
-    assert config.dual.alpha_exponent < config.learner.learning_rate_exponent < config.dual.gain_exponent
+    config = preset("fast", alpha=0.5, alpha_exponent=0.6, decay_offset=10.0)
     assert dual.track(jnp.zeros(()), jnp.ones(()), config.dual, jnp.array(10), jnp.array(True)) == pytest.approx(
         0.5 / 2**0.6
     )

@@ -9,10 +9,10 @@ import jax
 import mujoco
 import numpy as np
 import pytest
+
 from reference.parity.episodes import stepper
 from reference.parity.one_step import pick, shake, velocities
 from reference.parity.policies import POLICIES
-
 from tqpo.envs import TASKS, Task
 from tqpo.envs.lidar import lidar as jax_lidar
 from tqpo.envs.mjcf import model_xml

@@ -165,10 +165,10 @@ def test_truncates_at_max_steps():
 def test_new_goals_keep_their_distance():
     config = DYNAMIC.config
     keys = jax.random.split(jax.random.key(3), 200)
-    layout = programs(DYNAMIC).sample_batch(keys)
-    state, _ = programs(DYNAMIC).start_batch(layout, keys)
+    layout = programs(DYNAMIC, batched=True).sample(keys)
+    state, _ = programs(DYNAMIC, batched=True).start(layout, keys)
     state = state._replace(pose=state.pose.at[:, :2].set(state.goal))  # everyone has arrived
-    after, out = programs(DYNAMIC).step_batch(state, np.zeros((200, 2), np.float32))
+    after, out = programs(DYNAMIC, batched=True).step(state, np.zeros((200, 2), np.float32))
     assert np.all(out.reward > 0.9)
     assert not np.any(out.terminated)
     assert np.all(np.abs(after.goal) <= config.extents - config.goal_keepout + 1e-6)

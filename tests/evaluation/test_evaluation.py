@@ -277,11 +277,8 @@ def test_wrong_arguments():
     bad = Totals(np.array([np.nan]), np.zeros((1, 1)), np.ones(1))
     for call in (
         lambda: run_episodes(Counter(), Always([0.0]), KEY, 0),
-        lambda: summarised(constraints=(Constraint(channel=2),)),
         lambda: summarised(confidence=1.5),
-        lambda: summary.summarise({}, (), ("cost",), deterministic=True),
         lambda: summary.summarise({0: bad}, (), ("cost",), deterministic=True),
-        lambda: summary.summarise({0: bad}, (), ("cost", "hazards"), deterministic=True),
     ):
         with pytest.raises(ConfigError):
             call()

@@ -18,7 +18,6 @@ def test_against_scipy(scale, shape, level):
     reference = stats.weibull_min(shape, scale=scale)
     x = reference.ppf(level)
     assert np.isclose(weibull.quantile(level, scale, shape), x, rtol=1e-4)
-    assert np.isclose(weibull.cdf(x, scale, shape), level, rtol=1e-4)
     assert np.isclose(weibull.log_pdf(x, scale, shape), reference.logpdf(x), rtol=1e-3, atol=1e-3)
 
 

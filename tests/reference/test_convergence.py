@@ -4,15 +4,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference.convergence import PROBLEM, State
 
 from reference import convergence
+from reference.convergence import PROBLEM, State
 from tqpo.maths.quantile import empirical_quantile, window_init
 
 
 @pytest.fixture(scope="module")
 def numbers():
     return convergence.results()
+
+
+def test_the_step_sizes_satisfy_assumption_3():
+    """Sums diverge, sums of squares converge, and each variable is slower than the one before."""
+    steps = convergence.THEOREM.rates
+    assert all(0.5 < exponent <= 1 for exponent in steps.exponents)
+    alpha, beta, eta = steps(np.array([1e2, 1e4, 1e6, 1e8]))
+    assert (np.diff(beta / alpha) < 0).all()
+    assert (np.diff(eta / beta) < 0).all()
+    assert max((beta / alpha)[-1], 0.1 * (eta / beta)[-1]) < 0.06
 
 
 def gradients(multiplier, batches=200):

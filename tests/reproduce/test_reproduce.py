@@ -10,9 +10,9 @@ import signal
 import numpy as np
 import pytest
 from jobs import call
-from reference.compare import differences
 
 from reference import ship
+from reference.compare import differences
 from tqpo import store
 from tqpo.algorithms.presets import PRESETS
 from tqpo.errors import ConfigError, Interrupted, TqpoError, UnknownNameError

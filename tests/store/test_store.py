@@ -59,7 +59,6 @@ def test_template_may_be_shapes_only(run):
         ({"flags": jnp.zeros(7, jnp.int32)}, "flags"),
         ({"key": jax.random.key(0, impl="rbg")}, "key"),
         ({"key": jnp.zeros(2, jnp.uint32)}, "key"),
-        ({"numbers": (1, 2, True, None)}, "numbers.1"),
         ({"new": jnp.zeros(1)}, "new"),
         ({"window": None}, "window.count"),
     ],
@@ -73,7 +72,17 @@ def test_another_template_is_refused_without_falling_back(run, change, named):
 
 
 @pytest.mark.parametrize(
-    "leaf", ["text", 2**70, np.array(["a"]), np.zeros(2, ">f4"), np.zeros(2, "m8[s]"), np.zeros(2, complex), object()]
+    "leaf",
+    [
+        "text",
+        3,
+        jnp.zeros(2, jnp.bfloat16),
+        np.array(["a"]),
+        np.zeros(2, ">f4"),
+        np.zeros(2, "m8[s]"),
+        np.zeros(2, complex),
+        object(),
+    ],
 )
 def test_what_cannot_be_stored_is_refused_before_anything_is_written(run, leaf):
     with pytest.raises(StoreError, match="cannot be stored"):
@@ -83,7 +92,7 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_written(run, leaf):
 
 def test_names_that_would_collide_are_refused(run):
     with pytest.raises(StoreError, match="one name"):
-        run.save_checkpoint({"a": {"b": 1}, "a.b": 2}, meta_of(1))
+        run.save_checkpoint({"a": {"b": jnp.ones(1)}, "a.b": jnp.ones(1)}, meta_of(1))
 
 
 def test_the_last_few_are_kept(run):

@@ -295,8 +295,8 @@ sys.path.insert(0, sys.argv[1])
 import numpy as np, stores
 from tqpo import provenance
 provenance.provenance = lambda: dict(stores.PROVENANCE)
-big = np.random.default_rng(0).normal(size=(2, 100_000))
-stores.small_state = lambda i: stores.Window(big + i, np.array([i]))
+big = np.random.default_rng(0).normal(size=(2, 200_000)).astype(np.float32)
+stores.small_state = lambda i: stores.Window(big + i, np.array([i], np.int32))
 folder, choose, kills = pathlib.Path(sys.argv[2]), random.Random(int(sys.argv[3])), 0
 begin = time.monotonic()
 stores.work(folder.with_name("reference"))

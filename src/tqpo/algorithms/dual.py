@@ -34,7 +34,7 @@ class Tilt(enum.IntEnum):
 
 @settings
 class DualConfig:
-    """How λ moves. An exponent of 0 keeps a step size constant; `presets.scheduled` sets Assumption 3's."""
+    """How λ moves. An exponent of 0 keeps a step size constant; Assumption 3 asks for ½ < α's < lr's < λ's ≤ 1."""
 
     initial_multiplier: float = 0.5  # λ at the start
     max_multiplier: float = float("inf")  # λ_max: no λ is larger

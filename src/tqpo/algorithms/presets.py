@@ -13,7 +13,6 @@ from tqpo.algorithms.dual import DualConfig, Tilt
 from tqpo.algorithms.learner import LearnerConfig
 from tqpo.algorithms.settings import Constraint, field_names, replace
 from tqpo.errors import UnknownNameError
-from tqpo.maths.schedule import ThreeTimescales
 from tqpo.networks import NetworkSpec
 
 MEAN = (Constraint(kind="mean"),)
@@ -170,17 +169,3 @@ def preset(name: str = "fast", algorithm: str = "tqpo", *, host: bool = False, *
     config = PRESETS[name][base]
     usual = {k: v for k, v in HOST.get(name, {}).items() if host and k in field_names(config)}
     return replace(config, **(usual | variant | changes))
-
-
-def scheduled(config: Any, steps: ThreeTimescales) -> Any:
-    """The config with α_k, β_k, η_k of the convergence proof (Assumption 3, which `ThreeTimescales` checks)."""
-    changes = {
-        "alpha": steps.alpha,
-        "learning_rate": steps.beta,
-        "gain": steps.eta,
-        "alpha_exponent": steps.alpha_exponent,
-        "learning_rate_exponent": steps.beta_exponent,
-        "gain_exponent": steps.eta_exponent,
-        "decay_offset": steps.offset,
-    }
-    return replace(config, **changes)

@@ -48,7 +48,7 @@ class Algorithms:
 
 @dataclasses.dataclass
 class Bench:
-    """Measure environment steps per second: JAX tasks, MuJoCo twin and, if installed, MJX, in one run."""
+    """Measure environment steps per second: JAX tasks and MuJoCo twin, in one run."""
 
     what: Positional[str] = "envs"
     """What to measure: envs."""

@@ -1,7 +1,7 @@
 """The budget as part of what a policy sees: how much of each cost limit is left, and how much time.
 
-The best action under Pr[C ≤ d] ≥ 1 − ε depends on the episode's cost so far and the time left, so both belong to the state. Per
-constraint with limit d and cost so far C:
+The best action under Pr[C ≤ d] ≥ 1 − ε depends on the episode's cost so far and the time left, so both belong to the
+state. Per constraint with limit d and cost so far C:
 
 | feature | value | range |
 |---|---|---|
@@ -9,9 +9,9 @@ constraint with limit d and cost so far C:
 | lost | 1 where C > d | 0, 1 |
 | nearness | 1 − 4·remaining: the last quarter of the budget, magnified | 0…1 |
 
-once, where the episode's length T is known, `time_left` = 1 − t/T, and last, of an environment with a dial, its `position`
-in −1…1, which is drawn anew for each episode: one policy learns every trade-off between return and safety. Costs and
-limit in other units give the same features.
+once, where the episode's length T is known, `time_left` = 1 − t/T, and last, of an environment with a dial, its
+`position` in −1…1, which is drawn anew for each episode: one policy learns every trade-off between return and safety.
+Costs and limit in other units give the same features.
 """
 
 import math

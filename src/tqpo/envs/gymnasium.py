@@ -44,22 +44,18 @@ FPS = 50  # 20 ms a step
 
 
 class Programs(NamedTuple):
-    """Compiled functions of a task, for one copy and for batches."""
+    """Compiled functions of a task."""
 
     sample: Any
     start: Any
     step: Any
-    sample_batch: Any
-    start_batch: Any
-    step_batch: Any
 
 
 @lru_cache(maxsize=64)
-def programs(task: Task) -> Programs:
-    """Shared by all environments of this task, so that a second one compiles nothing."""
-    sample = partial(layouts.sample, config=task.config)
-    single = sample, task.start, task.step
-    return Programs(*(jax.jit(f) for f in single), *(jax.jit(jax.vmap(f)) for f in single))
+def programs(task: Task, batched: bool = False) -> Programs:
+    """For one copy or for a batch; shared by all environments of this task, so that a second one compiles nothing."""
+    single = partial(layouts.sample, config=task.config), task.start, task.step
+    return Programs(*(jax.jit(jax.vmap(f) if batched else f) for f in single))
 
 
 def keys_of(seeds: Sequence[int | None], random: np.random.Generator) -> Key:
@@ -243,7 +239,7 @@ class TaskVectorEnv(VectorEnv):
         self.single_observation_space, self.single_action_space = observation_space(self.config), action_space()
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._strict, self._programs = strict, programs(self.task)
+        self._strict, self._programs = strict, programs(self.task, batched=True)
         self._state: State | None = None
 
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None):
@@ -277,7 +273,7 @@ class TaskVectorEnv(VectorEnv):
             raise ResetNeeded(f"environments {over} are over: reset them with options={{'reset_mask': …}}")
         actions = check_action(actions, (self.num_envs, 2), self._strict)
         begin = self._over.copy()  # under NEXT_STEP these start anew now, and their action is ignored
-        self._state, step = self._programs.step_batch(self._state, actions)
+        self._state, step = self._programs.step(self._state, actions)
         step = jax.device_get(step)
         self._obs = step.obs.astype(np.float32)
         reward = np.where(begin, 0.0, step.reward)
@@ -318,12 +314,12 @@ class TaskVectorEnv(VectorEnv):
         """Starts new episodes under the mask; the info that Gymnasium expects of a reset."""
         following, key_layout, key_state = split_keys(self._keys)
         self._keys = jnp.where(mask, following, self._keys)
-        layout = self._programs.sample_batch(key_layout)
+        layout = self._programs.sample(key_layout)
         if given is not None:
             each = (jax.tree.map(lambda x, i=i: x[i], layout) for i in range(self.num_envs))
             parsed = [layouts.parse(given, base, self.config) for base in each]
             layout = jax.tree.map(lambda *parts: jnp.stack(parts), *parsed)
-        fresh, obs = self._programs.start_batch(layout, key_state)
+        fresh, obs = self._programs.start(layout, key_state)
         self._state = fresh if self._state is None else merge(mask, fresh, self._state)
         self._obs = np.where(mask[:, None], np.asarray(obs, np.float32), self._obs)
         for record in (self._over, self._return, self._episode_cost):

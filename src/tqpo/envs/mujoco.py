@@ -226,13 +226,6 @@ class MujocoTask:
         """Contacts, accelerations and sensors at the present state."""
         mujoco.mj_forward(self.model, self.data)
 
-    def gap(self) -> float:
-        """Distance of the robot to the nearest rim of a button or gremlin, in or out [m]; at most 1."""
-        solids = [i for i, name in enumerate(self.geom_names) if name.startswith(("button", "gremlin"))]
-        mine = [self.geom_names.index(name) for name in ROBOT_GEOMS]
-        gaps = [mujoco.mj_geomDistance(self.model, self.data, i, j, 1.0, None) for i in mine for j in solids]
-        return min(map(abs, gaps), default=1.0)
-
     def touched(self) -> set[str]:
         """Names of what the robot's sphere or arrow touches, by MuJoCo's contact list."""
         out = set()
@@ -322,8 +315,8 @@ class MujocoTask:
             self.goal_button = int(self._draw_button(self._renew_key()))
         else:
             places = self.data.qpos[:3], self.hazards, self.buttons, self.gremlins[:, :2]
-            goal, found = self._draw_goal(self._renew_key(), *places)
-            if not found:
+            goal, room = self._draw_goal(self._renew_key(), *places)
+            if not room:
                 return False
             self._set_goal(np.asarray(goal, float))
         if config.goal == "button":

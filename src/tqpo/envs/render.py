@@ -1,4 +1,4 @@
-"""A drawing of a task from above, without OpenGL. `python -m tqpo.output.pictures` draws those of the docs with it.
+"""A drawing of a task from above, without OpenGL. `python -m reference.pictures` draws those of the docs with it.
 
 Colours follow Safety Gym: robot red, goal green, hazards blue, buttons orange, gremlins purple. Around the robot is one
 ring per lidar, in the colour of what it sees; the closer an object, the more opaque its bin. A red frame marks a step

@@ -1,7 +1,7 @@
 """A frozen policy in fresh episodes of a JAX environment.
 
-Episode i draws its start and its noise from the same keys whatever the batch size. Every episode that is begun is counted, so that
-long ones are not left out.
+Episode i draws its start and its noise from the same keys whatever the batch size. Every episode that is begun is
+counted, so that long ones are not left out.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """A frozen policy in fresh episodes of Python environments: the MuJoCo twin, and anyone's on the host.
 
-Episode i draws its noise from the same key as in `episodes.run_episodes`, whatever the batch or the number of workers; in the
-twin, its start too. Every episode that is begun is counted, so that long ones are not left out.
+Episode i draws its noise from the same key as in `episodes.run_episodes`, whatever the batch or the number of workers;
+in the twin, its start too. Every episode that is begun is counted, so that long ones are not left out.
 """
 
 import concurrent.futures
@@ -52,7 +52,7 @@ def play(
     deterministic: bool = False,
     progress: Progress | None = None,
 ) -> Totals:
-    """Environment n of the batch runs the episodes `shares[n]`, one after the other; all, in the order of their indices.
+    """Environment n of the batch runs the episodes `shares[n]`, one after the other; all, in the order of indices.
 
     `envs` has `reset()` and `step(actions)` as `EnvBatch` has them. An episode that is lost to a fault is run again.
     """
@@ -106,7 +106,7 @@ def run_episodes(
 
 
 class KeyedEnvs:
-    """Environments with `reset(key) -> obs` and `step(action) -> Step`, such as the MuJoCo twin; one episode of each."""
+    """Environments with `reset(key)` and `step(action) -> Step`, such as the MuJoCo twin; one episode of each."""
 
     def __init__(self, envs: Sequence[Any], keys: Sequence[Key]):
         self.envs, self.keys = envs, keys

@@ -1,8 +1,8 @@
 """What fresh episodes of a policy say: the numbers a safety engineer asks for.
 
-`fresh.fresh_episodes` gives the episodes of each seed; `summarise` gives what they say as a dict of plain JSON values. A run
-folder's `evaluation.json` is `{"schema": 1, "evaluations": [summary, …]}`, with one summary for each way of evaluating (sampled,
-deterministic, in MuJoCo):
+`fresh.fresh_episodes` gives the episodes of each seed; `summarise` gives what they say as a dict of plain JSON values.
+A run folder's `evaluation.json` is `{"schema": 1, "evaluations": [summary, …]}`, with one summary for each way of
+evaluating (sampled, deterministic, in MuJoCo):
 
 | key | value |
 |---|---|
@@ -18,13 +18,13 @@ how the seeds' own verdicts on that one fell. null without constraints |
 
 A scope is {`episodes`, `length_mean`, `return`: bootstrap interval, `constraints`: [{`safe_episodes`, `safety_prob`:
 Clopper–Pearson interval, `episode_cost_quantile`: order-statistic interval, `episode_cost_mean`: bootstrap interval,
-`episode_cost_99`: order-statistic interval of the 99 % quantile, `episode_cost_max`: the worst episode, `verdict`: {`word`,
-`sentence`, `more_episodes`}}]}. An interval is {`value`, `low`, `high`}; an end that cannot be bounded is null.
+`episode_cost_99`: order-statistic interval of the 99 % quantile, `episode_cost_max`: the worst episode, `verdict`:
+{`word`, `sentence`, `more_episodes`}}]}. An interval is {`value`, `low`, `high`}; an end that cannot be bounded is null.
 
 A quantile constraint is judged by its safety probability, a mean constraint by its mean.
 
-Pooled intervals speak of these seeds: with as many episodes from each, the episodes vary no more than a binomial sample would
-(Hoeffding 1956). What training once more would give is `over_seeds`.
+Pooled intervals speak of these seeds: with as many episodes from each, the episodes vary no more than a binomial sample
+would (Hoeffding 1956). What training once more would give is `over_seeds`.
 """
 
 import math
@@ -54,7 +54,7 @@ def summarise(
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Everything that the episodes of each seed say, per seed and pooled; see the table above."""
-    check(episodes, constraints, cost_names)
+    check_finite(episodes)
     parts = list(episodes.values())
     per_seed = [
         {"seed": int(seed)} | scope(part, constraints, confidence, cost_names) for seed, part in episodes.items()
@@ -78,20 +78,10 @@ def document(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"schema": SCHEMA, "evaluations": list(summaries)}
 
 
-def check(episodes: Mapping[int, Totals], constraints: Sequence[Constraint], cost_names: Sequence[str]) -> None:
-    if not episodes:
-        raise ConfigError("episodes = {}: at least one seed")
+def check_finite(episodes: Mapping[int, Totals]) -> None:
     for seed, totals in episodes.items():
-        shape = (len(totals.returns), len(cost_names))
-        if not len(totals.returns) or totals.costs.shape != shape:
-            raise ConfigError(
-                f"seed {seed}: costs {totals.costs.shape}, expected [episodes, channels] = {shape}, not empty"
-            )
         if not all(np.all(np.isfinite(x)) for x in totals):
             raise ConfigError(f"seed {seed}: a return or an episode cost is not finite, so nothing can be said")
-    for c in constraints:
-        if not 0 <= c.channel < len(cost_names):
-            raise ConfigError(f"constraint channel = {c.channel}: the cost channels are {', '.join(cost_names)}")
 
 
 def describe(c: Constraint, cost_names: Sequence[str]) -> dict[str, Any]:

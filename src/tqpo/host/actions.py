@@ -4,7 +4,7 @@ from typing import Any
 
 
 def to_env(action: Any, low: Any = None, high: Any = None, start: Any = 0) -> Any:
-    """Actions [..., A] in [-1, 1] scaled to the bounds, [..., *shape]; without bounds the number of the choice, from `start` on.
+    """Actions [..., A] in [-1, 1] scaled to the bounds, [..., *shape]; without bounds, `start` + the choice.
 
     Arrays of NumPy or JAX.
     """

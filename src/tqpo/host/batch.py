@@ -1,8 +1,8 @@
 """A batch of environments on the host, stepped together, whatever goes wrong in one of them.
 
-Each runs in a worker; a vector of the user's own runs in one, in this process. After a fault an environment is built anew, in a new
-worker if the old one died or did not answer. Its episode is lost; the others go on. A broken contract and too many faults are
-an `EnvError`.
+Each runs in a worker; a vector of the user's own runs in one, in this process. After a fault an environment is built
+anew, in a new worker if the old one died or did not answer. Its episode is lost; the others go on. A broken contract
+and too many faults are an `EnvError`.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from tqpo.host.workers import Fault, Lost, Process, Worker
 GRACE = 5.0  # s beyond its time-out in which a worker can still interrupt itself
 START = 120.0  # s in which a worker must be up
 PATIENCE = 3.0  # s for workers to close by themselves
-SEED_STEP = 1_000_003  # between the seed of an environment and that of its successor, lest it fail the same way
+SEED_STEP = 1_000_003  # between the seed of an environment and its successor, so that it does not fail the same way
 
 
 class EnvBatch:

@@ -1,7 +1,8 @@
 """The costs of a step, from whoever says them.
 
-In this order: the user's `cost_fn(obs, action, next_obs, info)`; the third value of a six-tuple step (Safety-Gymnasium);
-`info["cost"]`. Each is a number, or a dict of numbers by name. Without a `cost_fn`, every `info["cost_NAME"]` is the cost NAME.
+In this order: the user's `cost_fn(obs, action, next_obs, info)`; the third value of a six-tuple step
+(Safety-Gymnasium); `info["cost"]`. Each is a number, or a dict of numbers by name. Without a `cost_fn`, every
+`info["cost_NAME"]` is the cost NAME.
 
 Channel 0 is "cost": what was given under that name (or without one), else the sum of the named costs.
 """

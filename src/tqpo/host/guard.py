@@ -1,7 +1,7 @@
 """One environment with its contract watched: flat observations, actions in [-1, 1], a cost in every step.
 
-What an environment may never do is a `ContractError`. Anything else that goes wrong is a fault (an exception, a hang, a number that
-is not finite), after which it can be built anew.
+What an environment may never do is a `ContractError`. Anything else that goes wrong is a fault (an exception, a hang, a
+number that is not finite), after which it can be built anew.
 """
 
 import contextlib
@@ -27,7 +27,10 @@ FAILURES = (Exception, Hang, SystemExit)
 
 @contextlib.contextmanager
 def alarm(seconds: float) -> Iterator[None]:
-    """Raises `Hang` in a block that takes longer. Only in a main thread, where signals arrive, and not while C code holds it."""
+    """Raises `Hang` in a block that takes longer.
+
+    Only in a main thread, where signals arrive, and not while C code holds it.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -72,7 +75,7 @@ class Guard:
         return f"environment {self.index}, step {self.steps} (step {self.episode_steps} of its episode)"
 
     def reset(self, seeds: Sequence[int | None]) -> list[Transition]:
-        """Fresh episodes, told as steps that did not happen."""
+        """Fresh episodes, as transitions that are not valid steps."""
         self.episode_steps = 0
         if self.env is None:
             self.env = self.spec.make()

@@ -18,7 +18,7 @@ from tqpo.host.transition import Transition, beginning
 
 
 def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
-    """What environment i said, out of the infos of all."""
+    """The info of environment i, out of the infos of all."""
     mine = {}
     for key, value in infos.items():
         if key.startswith("_") and key[1:] in infos:

@@ -1,4 +1,4 @@
-"""Workers on Ray actors, wherever the cluster has a core: for environments so slow that one machine's cores are too few."""
+"""Workers on Ray actors, wherever the cluster has a core: for environments too slow for one machine."""
 
 import contextlib
 import functools

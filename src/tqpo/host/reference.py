@@ -1,4 +1,4 @@
-"""Names of code that the user gave: `gym:Pendulum-v1`, `mymodule:make_env`, and in another Python `bridge:PYTHON:MODULE:NAME`.
+"""Names of code that the user gave: `gym:ID`, `module:factory`, and in another Python `bridge:PYTHON:MODULE:NAME`.
 
 Resolved by import, and in no other way.
 """
@@ -35,7 +35,7 @@ def find(reference: str) -> Callable[..., Any]:
         hint = "it lived in the program that trained; give it a name in a module" if colon else "write module:name"
         raise ConfigError(f"{reference!r} cannot be imported: {hint}")
     if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # for good: worker processes get this list
+        sys.path.append(os.getcwd())  # and stays there: worker processes get this list
     try:
         named: Any = importlib.import_module(module)
     except ImportError as error:
@@ -78,7 +78,7 @@ def takes(function: Callable[..., Any], parameter: str) -> bool:
 def build(task: str, settings: tuple[tuple[str, Any], ...], timeout: float, **more: Any) -> Any:
     """What a reference makes: an environment, or a vector of them where `num_envs` is given."""
     options = dict(settings) | more
-    if task.startswith(bridge.PREFIX):  # its time-outs come first, for it knows the last words of the other process
+    if task.startswith(bridge.PREFIX):  # its own time-outs come first: they say what the other process printed
         options["options"] = bridge.Options(timeout=0.9 * timeout, start_timeout=0.9 * timeout)
     if not task.startswith(GYM):
         return find(task)(**options)
@@ -96,5 +96,8 @@ def build(task: str, settings: tuple[tuple[str, Any], ...], timeout: float, **mo
 
 
 def allowance(task: str, timeout: float, count: int) -> float:
-    """Seconds for one call of a vector. A bridge watches each environment itself, and many may step and reset in turn."""
+    """Seconds for one call of a vector.
+
+    A bridge watches each environment itself, and many may step and reset in turn.
+    """
     return 2 * count * timeout if task.startswith(bridge.PREFIX) else timeout

@@ -6,6 +6,7 @@ the lower end of the probability's interval reaches the level. (Both ask whether
 episodes within the limit.)
 """
 
+import bisect
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -91,12 +92,12 @@ def bootstrap(
 ) -> np.ndarray:
     """`statistic(x, axis=-1)` of samples drawn with replacement, sorted [resamples]; the same for the same seed."""
     values, rng = np.asarray(values, float), np.random.default_rng(seed)
-    n, found = len(values), []
+    n, parts = len(values), []
     rows = max(1, RESAMPLES_AT_ONCE // max(n, 1))
     for start in range(0, resamples, rows):
         drawn = rng.integers(n, size=(min(rows, resamples - start), n))
-        found.append(statistic(values[drawn], axis=-1))
-    return np.sort(np.concatenate(found))
+        parts.append(statistic(values[drawn], axis=-1))
+    return np.sort(np.concatenate(parts))
 
 
 def mean_interval(values: np.ndarray, confidence: float = 0.95, resamples: int = 2000, seed: int = 0) -> Interval:
@@ -150,11 +151,7 @@ def episodes_needed(rate: float, level: float, confidence: float = 0.95) -> int 
 
     if not settled(MOST_EPISODES):
         return None
-    low, high = 0, MOST_EPISODES  # not settled at low, settled at high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if settled(middle) else (middle, high)
-    return high
+    return bisect.bisect_left(range(MOST_EPISODES), True, lo=1, key=settled)
 
 
 def verdict(
@@ -164,19 +161,19 @@ def verdict(
     if not 0 < level < 1:
         raise ConfigError(f"level = {level}: a probability strictly between 0 and 1")
     probability = clopper_pearson(successes, n, confidence)
-    found = word(probability, level)
+    said = word(probability, level)
     if n == 0:
-        return Verdict(found, "No episode has been run yet, so nothing can be said.", probability, None)
+        return Verdict(said, "No episode has been run yet, so nothing can be said.", probability, None)
     low, high = percentages(probability, level)
     wanted = f"{100 * level:g}%"
     sentence = (
         f"{successes:,} of {n:,} episodes ({100 * successes / n:.1f}%) {event}. With {100 * confidence:g}% confidence, "
         f"the true share is between {low} and {high}"
     )
-    if found == "meets":
-        return Verdict(found, f"{sentence}: at or above the required {wanted}.", probability, 0)
-    if found == "misses":
-        return Verdict(found, f"{sentence}: below the required {wanted}.", probability, 0)
+    if said == "meets":
+        return Verdict(said, f"{sentence}: at or above the required {wanted}.", probability, 0)
+    if said == "misses":
+        return Verdict(said, f"{sentence}: below the required {wanted}.", probability, 0)
     needed = episodes_needed(successes / n, level, confidence)
     more = None if needed is None else max(needed - n, 1)
     advice = (
@@ -184,23 +181,23 @@ def verdict(
         if more is None
         else f"If the share stays as it is, about {two_digits(more):,} more episode{'s' * (more > 1)} would settle it."
     )
-    return Verdict(found, f"{sentence}, which leaves open whether it reaches {wanted}. {advice}", probability, more)
+    return Verdict(said, f"{sentence}, which leaves open whether it reaches {wanted}. {advice}", probability, more)
 
 
-def mean_verdict(found: Interval, n: int, limit: float, confidence: float = 0.95, name: str = "cost") -> Verdict:
+def mean_verdict(mean: Interval, n: int, limit: float, confidence: float = 0.95, name: str = "cost") -> Verdict:
     """Is the mean behind an interval within a limit?"""
-    said = "meets" if found.high <= limit else "misses" if found.low > limit else "cannot tell yet"
+    said = "meets" if mean.high <= limit else "misses" if mean.low > limit else "cannot tell yet"
     ends = {
         "meets": f"within the limit of {limit:g}.",
         "misses": f"above the limit of {limit:g}.",
         "cannot tell yet": f"which leaves open whether it is within {limit:g}. More episodes would narrow it.",
     }
     sentence = (
-        f"The mean episode {name} of {n:,} episodes is {found.value:.4g}. With {100 * confidence:g}% confidence, the "
-        f"true mean is between {found.low:.4g} and {found.high:.4g}"
+        f"The mean episode {name} of {n:,} episodes is {mean.value:.4g}. With {100 * confidence:g}% confidence, the "
+        f"true mean is between {mean.low:.4g} and {mean.high:.4g}"
     )
     joint = ", " if said == "cannot tell yet" else ": "
-    return Verdict(said, sentence + joint + ends[said], found, None if said == "cannot tell yet" else 0)
+    return Verdict(said, sentence + joint + ends[said], mean, None if said == "cannot tell yet" else 0)
 
 
 def percentages(probability: Interval, level: float) -> tuple[str, str]:

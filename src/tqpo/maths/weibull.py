@@ -15,11 +15,6 @@ def log_pdf(x: Array, scale: Array, shape: Array) -> Array:
     return jnp.log(shape) - jnp.log(scale) + (shape - 1) * log_ratio - jnp.exp(shape * log_ratio)
 
 
-def cdf(x: Array, scale: Array, shape: Array) -> Array:
-    """F(x) = 1 − exp(−(x/β)^α)."""
-    return -jnp.expm1(-((x / scale) ** shape))
-
-
 def quantile(level: Array | float, scale: Array, shape: Array) -> Array:
     """F⁻¹(τ) = β·(−log(1 − τ))^{1/α}."""
     return scale * (-jnp.log1p(-jnp.asarray(level))) ** (1 / shape)

@@ -303,12 +303,12 @@ def face_contacts(half1: float, half2: float, offset: Vec, axes: Axes, face: Arr
     """
     faces = opposing_faces(half1, half2, offset, axes, face)
     slot, duplicate = slots_like(offset[0]), rounding(offset[0]).duplicate
-    vertex, found = edge_vertices(faces, slot, duplicate)
+    vertex, inside = edge_vertices(faces, slot, duplicate)
     corner, under = corner_vertices(faces, slot, duplicate)
     x, y, z = where(slot < 8, vertex, corner)
     dist = z - faces.half
     point = add(faces.centre, combine(faces.frame, (x, y, faces.half + 0.5 * dist)))
-    active = jnp.where(slot < 8, found, under) & (slot < EDGE_SLOT) & (dist < 0)
+    active = jnp.where(slot < 8, inside, under) & (slot < EDGE_SLOT) & (dist < 0)
     return Contacts(dist, point, scale(faces.outward, faces.frame[2]), active)
 
 

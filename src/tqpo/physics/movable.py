@@ -225,12 +225,12 @@ def find_contacts(
     """Contacts, and the box's centre and axes, in the robot's frame."""
     centre = frame.into((body.pos[0] - pose[0], body.pos[1] - pose[1], body.pos[2] - robot.z_height))
     axes = tuple(frame.into(axis) for axis in rotation(body.quat))
-    found = contacts(robot.sphere_radius, robot.box_half, robot.box_offset, model.half_size, centre, axes)
-    return found, centre, axes
+    contact = contacts(robot.sphere_radius, robot.box_half, robot.box_offset, model.half_size, centre, axes)
+    return contact, centre, axes
 
 
-def any_active(found: Contacts) -> Array:
-    return jnp.max(jnp.where(found.active, 1, 0), axis=-1, keepdims=True) > 0
+def any_active(contact: Contacts) -> Array:
+    return jnp.max(jnp.where(contact.active, 1, 0), axis=-1, keepdims=True) > 0
 
 
 def free_robot(robot: PlanarRobot, frame: Frame, velocity: Velocity, control: Control) -> tuple[Vec, Vec]:
@@ -257,7 +257,7 @@ def contact_problem(
     model: BoxModel,
     frame: Frame,
     scales: Scales,
-    found: Contacts,
+    contact: Contacts,
     centre: Vec,
     drive: tuple[Vec, Vec, Vec],
 ) -> Problem:
@@ -265,19 +265,19 @@ def contact_problem(
 
     A row's residual J·a − a_ref = J·(a + b·v) + k·d·r is linear in it.
     """
-    sliding, torsion, rolling = pairwise_friction(robot, model, found.dist)
-    impedance = model.contact.impedance(found.dist)
+    sliding, torsion, rolling = pairwise_friction(robot, model, contact.dist)
+    impedance = model.contact.impedance(contact.dist)
     stiffness = 1.0 / pyramid_regulariser(impedance, sliding, robot.invweight + 1.0 / model.mass)  # type: ignore[arg-type]
 
-    rx, ry = found.point[0] - robot.com_offset, found.point[1]
-    arm = sub(found.point, centre)
+    rx, ry = contact.point[0] - robot.com_offset, contact.point[1]
+    arm = sub(contact.point, centre)
     own, linear, angular = drive
     swept = add(linear, cross(angular, arm))
     slip = (swept[0] - own[0] + own[2] * ry, swept[1] - own[1] - own[2] * rx, swept[2])
     roll = (angular[0], angular[1], angular[2] - own[2])
 
     mx, my, mz = scales.robot
-    normal = found.normal
+    normal = contact.normal
     first, second = frame.tangents(normal)
     rows, offset = [], []  # a row by variable: 0–2 of the robot, 3–5 and 6–8 of the box
     for f in (normal, scale(sliding, first), scale(sliding, second)):
@@ -287,9 +287,9 @@ def contact_problem(
     for f in (scale(torsion, normal), scale(rolling, first), scale(rolling, second)):
         rows.append({2: -mz * f[2], **dict(enumerate(scales.turn(f), start=6))})
         offset.append(dot(f, roll))
-    offset[0] = offset[0] + model.contact.stiffness * impedance * found.dist
+    offset[0] = offset[0] + model.contact.stiffness * impedance * contact.dist
     columns = tuple({k: row[i] for k, row in enumerate(rows) if i in row} for i in range(9))
-    return Problem(columns, tuple(offset), jnp.where(found.active, stiffness, 0.0))
+    return Problem(columns, tuple(offset), jnp.where(contact.active, stiffness, 0.0))
 
 
 def coupled_acceleration(
@@ -304,7 +304,7 @@ def coupled_acceleration(
 ) -> Coupled:
     """Accelerations of the robot and one box at this state; `start` warm-starts the solver with an earlier `effort`."""
     frame = Frame(jnp.cos(pose[2]), jnp.sin(pose[2]))
-    found, centre, axes = find_contacts(robot, model, frame, pose, body)
+    contact, centre, axes = find_contacts(robot, model, frame, pose, body)
     held = weld(model, body, target)
     scales = whitening(robot, model, held, axes)
     free, speed = free_robot(robot, frame, velocity, control)
@@ -316,7 +316,7 @@ def coupled_acceleration(
         add(linear, scale(rate, frame.into(body.vel))),
         add(angular, scale(rate, combine(axes, body.spin))),
     )
-    problem = contact_problem(robot, model, frame, scales, found, centre, drive)
+    problem = contact_problem(robot, model, frame, scales, contact, centre, drive)
     z, iterations = minimise(problem, start or (jnp.zeros_like(free[0]),) * 9)
 
     ahead, across, turn = (a + s * x for a, s, x in zip(free, scales.robot, z[:3], strict=True))
@@ -324,4 +324,4 @@ def coupled_acceleration(
     linear = frame.out(add(linear, scale(scales.linear, z[3:6])))
     angular = add(angular, scales.turn(z[6:9]))
     spin = tuple(dot(axis, angular) for axis in axes)
-    return Coupled((ax, ay, turn), linear, spin, any_active(found), z, iterations)
+    return Coupled((ax, ay, turn), linear, spin, any_active(contact), z, iterations)

@@ -1,8 +1,9 @@
 """One environment step of the robot among free boxes that are welded to targets on circles (gremlins).
 
-Every box follows its own weld, and the robot drives freely, except where the robot can reach a box within the step: there
-robot and nearest box are solved together (`movable.coupled_acceleration`). Boxes never meet each other, and the robot meets
-one at a time; the keepouts of the tasks see to that (`docs/decisions.md`). The two paths are those of `drive.py`.
+Every box follows its own weld, and the robot drives freely, except where the robot can reach a box within the step:
+there robot and nearest box are solved together (`movable.coupled_acceleration`). Boxes never meet each other, and the
+robot meets one at a time; the keepouts of the tasks see to that (`docs/decisions.md`). The two paths are those of
+`drive.py`.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Speed, as ratios within one run: environment steps per second of the JAX tasks, the MuJoCo twin and MJX."""
+"""Speed, as ratios within one run: environment steps per second of the JAX tasks and the MuJoCo twin."""
 
 import time
 from collections.abc import Sequence
@@ -68,39 +68,8 @@ def time_twin(env: Task, seconds: float) -> float:
     return steps / (time.perf_counter() - start)
 
 
-def time_mjx(env: Task, batch: int, seconds: float) -> float | None:
-    """Steps per second of MJX on the twin's model, physics alone; None where MJX is not installed."""
-    try:
-        from mujoco import mjx  # pyright: ignore[reportAttributeAccessIssue]
-    except ImportError:
-        return None
-    from tqpo.envs.mujoco import MujocoTask
-
-    twin = MujocoTask(env.config)
-    twin.reset(jax.random.key(0))
-    model = mjx.put_model(twin.model)
-    data = mjx.put_data(twin.model, twin.data)
-    batched = jax.tree.map(lambda x: jnp.broadcast_to(x, (batch, *x.shape)), data)
-
-    def run(data, key):
-        def one(data, key):
-            data = data.replace(ctrl=jax.random.uniform(key, data.ctrl.shape, minval=-1.0, maxval=1.0))
-            substep = jax.vmap(mjx.step, in_axes=(None, 0))
-            return lax.fori_loop(0, env.config.robot.substeps, lambda _, d: substep(model, d), data), None
-
-        return lax.scan(one, data, jax.random.split(key, 10))[0]
-
-    run = jax.jit(run)
-    jax.block_until_ready(run(batched, jax.random.key(0)))
-    rounds, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        jax.block_until_ready(run(batched, jax.random.key(rounds)))
-        rounds += 1
-    return rounds * 10 * batch / (time.perf_counter() - start)
-
-
 def bench_envs(tasks: Sequence[str], batches: Sequence[int], seconds: float, twin: bool) -> dict[str, Any]:
-    """Steps per second of tasks at these batch sizes, in JAX and with `twin` in MuJoCo and MJX; prints as it goes."""
+    """Steps per second of tasks at these batch sizes, in JAX and with `twin` in MuJoCo; prints as it goes."""
     result: dict[str, Any] = {"what": "environment steps per second", "physics": path(), "tasks": {}}
     for name in tasks:
         env, rows = make(name), []
@@ -113,8 +82,5 @@ def bench_envs(tasks: Sequence[str], batches: Sequence[int], seconds: float, twi
             entry["mujoco_twin"] = time_twin(env, seconds)
             entry["jax_over_twin"] = best["steps_per_s"] / entry["mujoco_twin"]
             print(f"{name:17} {'MuJoCo twin':>21}  {entry['mujoco_twin']:>14,.0f} steps/s")
-            if mjx := time_mjx(env, batches[0], seconds):
-                entry["mjx"] = {"batch": batches[0], "steps_per_s": mjx}
-                entry["jax_over_mjx"] = rows[0]["steps_per_s"] / mjx
         result["tasks"][name] = entry
     return result | {"provenance": provenance()}

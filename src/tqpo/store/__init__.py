@@ -2,15 +2,13 @@
 
 from tqpo.store.disk import DamagedError, StoreWarning
 from tqpo.store.lock import LockedError
-from tqpo.store.metrics import EMPTY, Mark, rows_of_chunk
+from tqpo.store.metrics import rows_of_chunk
 from tqpo.store.pytree import pack
 from tqpo.store.run import Run, create, is_shipped, open_run, shipped
 
 __all__ = [
-    "EMPTY",
     "DamagedError",
     "LockedError",
-    "Mark",
     "Run",
     "StoreWarning",
     "create",

@@ -114,13 +114,20 @@ def remove(path: pathlib.Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_synced(path: pathlib.Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
+@contextlib.contextmanager
+def opened(path: pathlib.Path, flags: int) -> Iterator[int]:
+    """A descriptor of a file or folder; never follows a link."""
+    fd = os.open(path, flags | os.O_NOFOLLOW, 0o644)
     try:
-        write_all(fd, data)
-        os.fsync(fd)
+        yield fd
     finally:
         os.close(fd)
+
+
+def write_synced(path: pathlib.Path, data: bytes) -> None:
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+        write_all(fd, data)
+        os.fsync(fd)
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -141,11 +148,8 @@ def append_all(fd: int, data: bytes) -> None:
 
 def sync_folder(path: pathlib.Path) -> None:
     """Flushes the names in a folder to the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with opened(path.resolve(), os.O_RDONLY | os.O_DIRECTORY) as fd:
         os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def tidy(folder: pathlib.Path) -> None:

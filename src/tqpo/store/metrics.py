@@ -39,12 +39,11 @@ EMPTY = Mark(0, 0, disk.digest(b""))
 
 
 def rows_of_chunk(
-    metrics: Mapping[str, np.ndarray], seeds: Sequence[int], start: int, steps: int, runs: Sequence[int] | None = None
+    metrics: Mapping[str, np.ndarray], seeds: Sequence[int], start: int, steps: int
 ) -> list[dict[str, Any]]:
     """Rows from a chunk's arrays [iterations, R, …], after `start` iterations of `steps` environment steps each.
 
-    A metric with more than one entry per run gets a column for each: `name.0`, `name.1`. `runs` numbers the runs where
-    they are not all of a group.
+    A metric with more than one entry per run gets a column for each: `name.0`, `name.1`.
     """
     columns = {name: np.asarray(x).reshape(*x.shape[:2], -1) for name, x in metrics.items()}  # [iterations, R, entries]
     flat = {
@@ -55,9 +54,9 @@ def rows_of_chunk(
     length = len(next(iter(flat.values()), ()))
     return [
         {"run": run, "seed": seed, "iteration": start + i + 1, "step": (start + i + 1) * steps}
-        | {name: x[i, place] for name, x in flat.items()}
+        | {name: x[i, run] for name, x in flat.items()}
         for i in range(length)
-        for place, (run, seed) in enumerate(zip(runs or range(len(seeds)), seeds, strict=True))
+        for run, seed in enumerate(seeds)
     ]
 
 
@@ -86,8 +85,8 @@ class MetricsFile:
         return Mark(self.rows, self.size, self._sha.hexdigest())
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Adds rows: all of them, or none if the disk fails. A column that a row does not have is `nan` in it: a run of an
-        earlier version may know more of them."""
+        """Adds rows: all of them, or none if the disk fails. A column that a row does not have is `nan` in it: a run of
+        an earlier version may know more of them."""
         rows = list(rows)
         if not rows:
             return
@@ -98,21 +97,17 @@ class MetricsFile:
                 raise StoreError(f"{self.path}: a row's columns differ: {sorted(unknown)}")
             text.append(",".join(cell(row.get(name, math.nan)) for name in columns))
         data = ("\n".join(text) + "\n").encode()
-        with disk.writing(self.path):
-            self._write_at_end(data)
+        with disk.writing(self.path), disk.opened(self.path, os.O_WRONLY | os.O_CREAT) as fd:
+            self._check_size(fd)
+            disk.append_all(fd, data)
         self.columns = columns
         self.rows += len(rows)
         self.size += len(data)
         self._sha.update(data)
 
-    def _write_at_end(self, data: bytes) -> None:
-        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            if os.fstat(fd).st_size != self.size:
-                raise DamagedError(f"{self.path} was changed by someone else: resume the run")
-            disk.append_all(fd, data)
-        finally:
-            os.close(fd)
+    def _check_size(self, fd: int) -> None:
+        if os.fstat(fd).st_size != self.size:
+            raise DamagedError(f"{self.path} was changed by someone else: resume the run")
 
     def check(self, mark: Mark) -> bytes:
         """The prefix that the mark describes, if the file still begins with it."""
@@ -129,28 +124,18 @@ class MetricsFile:
     def _cut(self) -> None:
         if not os.path.lexists(self.path):
             return
-        with disk.writing(self.path):
-            fd = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW)
-            try:
-                os.ftruncate(fd, self.size)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        with disk.writing(self.path), disk.opened(self.path, os.O_WRONLY) as fd:
+            os.ftruncate(fd, self.size)
+            os.fsync(fd)
 
     def sync(self) -> None:
         """Flushes all rows to the disk; a mark in a checkpoint must not be ahead of them."""
         if self.size == 0:
             return
-        with disk.writing(self.path):
-            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                os.fsync(fd)
-                whole = os.fstat(fd).st_size == self.size
-            finally:
-                os.close(fd)
+        with disk.writing(self.path), disk.opened(self.path, os.O_RDONLY) as fd:
+            os.fsync(fd)
+            self._check_size(fd)
             disk.sync_folder(self.path.parent)
-        if not whole:
-            raise DamagedError(f"{self.path} was changed by someone else: resume the run")
 
 
 def check_columns(columns: tuple[str, ...]) -> tuple[str, ...]:

@@ -197,7 +197,8 @@ class Run:
         self._require_lock()
         if not self.steps() and not checkpoint.read_index(self._checkpoints, self.id):
             self._warn(f"{self.folder} stopped before its first checkpoint: it begins again")
-            self.rewind_metrics()
+            self._change(METRICS)
+            self._metrics.rewind(EMPTY)
             return None
         state, record = self._latest(template, self._metrics.check)
         self._change(METRICS, CHECKPOINTS)
@@ -241,11 +242,6 @@ class Run:
         """Adds rows to `metrics.csv`; see `metrics.rows_of_chunk`."""
         self._change(METRICS)
         self._metrics.append(rows)
-
-    def rewind_metrics(self, mark: Mark = EMPTY) -> None:
-        """Cuts `metrics.csv` back to a mark; without one, to nothing."""
-        self._change(METRICS)
-        self._metrics.rewind(mark)
 
     def metrics(self) -> dict[str, Any]:
         """Columns of `metrics.csv` as arrays; empty before the first row."""

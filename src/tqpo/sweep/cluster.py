@@ -31,7 +31,7 @@ class TaskError(TqpoError):
 
 
 class Raised(NamedTuple):
-    """An exception on its way home, as text: not every exception can be pickled."""
+    """A task's exception as text: not every exception can be pickled."""
 
     summary: str
     details: str
@@ -171,7 +171,7 @@ def run_local(
                 task, process, losses = running.pop(pipe)
                 try:
                     result = unwrap(pipe.recv())
-                except EOFError:  # it ended without a word
+                except EOFError:  # it ended without an answer
                     process.join()
                     if losses < retries:
                         waiting.append((task, losses + 1))

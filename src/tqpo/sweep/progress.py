@@ -93,7 +93,7 @@ class JobsProgress:
             run = store.open_run(self.folders[name])
             iteration, values = last_row(run.folder / "metrics.csv")
         except (StoreError, OSError, ValueError):
-            return row  # not there yet, or changing under our eyes
+            return row  # not there yet, or being written right now
         iterations = iterations_of(run.config)
         state = "done" if run.finished else "training" if iteration < iterations else "evaluating"
         seconds = now - self.begun.setdefault(name, now)

@@ -1,8 +1,8 @@
 """Learning from environments on the host: a `Collector` feeds a group of runs.
 
-One batch of R·B environments serves R runs. A step may give nothing for some environment (its vector only reset it, or its
-worker was restarted), so transitions wait in line: a batch is the next T of each environment, and what is left over goes into
-the one after it. An episode that was lost to a fault is left out.
+One batch of R·B environments serves R runs. A step may give nothing for some environment (its vector only reset it, or
+its worker was restarted), so transitions wait in line: a batch is the next T of each environment, and what is left over
+goes into the one after it. An episode that was lost to a fault is left out.
 """
 
 import functools
@@ -23,7 +23,10 @@ SEED_OF_RUN = 100_003  # between the seeds of two runs' environments
 
 
 class Lines:
-    """Transitions waiting in line, one line per environment. A step is a `Rollout` with leaves [N, …], its memory before it."""
+    """Transitions waiting in line, one line per environment.
+
+    A step is a `Rollout` with leaves [N, …], its memory before it.
+    """
 
     def __init__(self, count: int):
         self.steps: list[rollout.Rollout] = []

@@ -18,8 +18,8 @@ FLUSH_EVERY = 10.0  # s; a flush waits for the disk
 class EventFile:
     """A TensorBoard file of one session. Of `purge_step` and later steps TensorBoard forgets what earlier files said.
 
-    tensorboardX's `SummaryWriter` writes from a thread; where that dies of a full disk, the next call waits for ever. So
-    records are written here and now, and an error is the caller's.
+    tensorboardX's `SummaryWriter` writes from a thread; where that dies of a full disk, the next call waits for ever.
+    So records are written here and now, and an error is the caller's.
     """
 
     def __init__(self, folder: pathlib.Path, purge_step: int | None):

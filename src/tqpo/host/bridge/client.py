@@ -1,7 +1,7 @@
 """The learner's side of the pipes: a server of environments, started as a child process in another Python.
 
-Every wait has an end, and every failure is an error of `tqpo.host.bridge.errors`. A server ends after any failure but an
-exception inside an environment, and with this process, even where that is killed.
+Every wait has an end, and every failure is an error of `tqpo.host.bridge.errors`. A server ends after any failure but
+an exception inside an environment, and with this process, even where that is killed.
 """
 
 import collections
@@ -59,8 +59,8 @@ class Server:
 
     def stop(self, grace: float) -> None:
         """Hangs up, waits this long for the process to end by itself, then ends it."""
-        if found := self._end.detach():
-            end(*found[2], grace=grace)
+        if finalizer := self._end.detach():
+            end(*finalizer[2], grace=grace)
 
     def ask(self, kind: str, data: dict[str, Any], **arrays: np.ndarray) -> None:
         if not self._end.alive:
@@ -99,7 +99,7 @@ class Server:
         self._reader.join(1.0)
         code, words = self.popen.returncode, b"".join(list(self._stderr))[-TAIL:].decode("utf-8", "replace").strip()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
-        return kind(f"{message}; the process with the environments ended {how}; its last words:\n{words}")
+        return kind(f"{message}; the process with the environments ended {how}; its last output:\n{words}")
 
 
 def end(popen: Any, owner: int, grace: float = GRACE) -> None:
@@ -118,10 +118,10 @@ def end(popen: Any, owner: int, grace: float = GRACE) -> None:
 
 def command(python: str, **asked: Any) -> list[str]:
     """What starts a server in the interpreter `python`, a name or a path."""
-    found = shutil.which(python)
-    if found is None:
+    path = shutil.which(python)
+    if path is None:
         raise errors.InterpreterError(f"there is no interpreter {python!r}; give a path, or a name that is on PATH")
     try:  # a symbolic link stays: the interpreter of a virtual environment is one
-        return [os.path.abspath(found), server.__file__, json.dumps(asked, allow_nan=False)]
+        return [os.path.abspath(path), server.__file__, json.dumps(asked, allow_nan=False)]
     except (TypeError, ValueError) as error:
         raise errors.ProtocolError(f"arguments of an environment in another Python must be JSON: {error}") from None

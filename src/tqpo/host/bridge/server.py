@@ -90,10 +90,10 @@ def decode_arrays(listed: dict[str, Any], payload: bytes | memoryview) -> dict[s
         if dtype not in DTYPES or len(shape) > MAX_DIMS or not all(whole(n, 0, MAX_PAYLOAD) for n in shape):
             raise ValueError(f"array {name!r} must be [dtype, shape], with a dtype of {', '.join(sorted(DTYPES))}")
         count = math.prod(shape)
-        found = np.frombuffer(payload, dtype, count, offset) if count else np.empty(0, dtype)
-        if dtype == "|b1" and np.any(found.view("|u1") > 1):
+        array = np.frombuffer(payload, dtype, count, offset) if count else np.empty(0, dtype)
+        if dtype == "|b1" and np.any(array.view("|u1") > 1):
             raise ValueError(f"array {name!r} has a truth value that is neither 0 nor 1")
-        arrays[name], offset = found.reshape(shape), offset + found.nbytes
+        arrays[name], offset = array.reshape(shape), offset + array.nbytes
     if offset != len(payload):
         raise ValueError(f"a payload of {len(payload)} bytes for arrays of {offset}")
     return arrays
@@ -101,9 +101,9 @@ def decode_arrays(listed: dict[str, Any], payload: bytes | memoryview) -> dict[s
 
 def expect_arrays(frame: Frame, **expected: tuple[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     """The arrays of a frame, which must be exactly these, with these dtypes and shapes."""
-    found = {name: (array.dtype.str, array.shape) for name, array in frame.arrays.items()}
-    if found != expected:
-        raise Violation(f"a {frame.kind} frame with arrays {found} instead of {expected}")
+    given = {name: (array.dtype.str, array.shape) for name, array in frame.arrays.items()}
+    if given != expected:
+        raise Violation(f"a {frame.kind} frame with arrays {given} instead of {expected}")
     return frame.arrays
 
 
@@ -207,10 +207,10 @@ class Slot:
         if seed is not None and not self.reset_takes_seed:
             self.env.seed(seed)
             seed = None
-        found = self.env.reset() if seed is None else self.env.reset(seed=seed)
-        if isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict):
-            found = found[0]
-        return self._observed(found)
+        obs = self.env.reset() if seed is None else self.env.reset(seed=seed)
+        if isinstance(obs, tuple) and len(obs) == 2 and isinstance(obs[1], dict):
+            obs = obs[0]
+        return self._observed(obs)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, float]]:
         result = self.env.step(int(action) if self.discrete else action)

@@ -1,6 +1,6 @@
 """One picture of each task, for the documentation.
 
-python -m tqpo.output.pictures --out docs/images
+python -m reference.pictures --out docs/images
 """
 
 import argparse
