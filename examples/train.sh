@@ -6,7 +6,8 @@ cd "$(dirname "$0")"
 
 tqpo train gym:Pendulum-v1 --cost-fn costs:pendulum_velocity --cost-limit 2 --steps 4e5 --episodes 400 --snapshots 4 --out runs/pendulum \
     --set discount=0.95 gae_lambda=0.95 learning_rate=5e-4 cost_scale=2
-tqpo train gym:CartPole-v1 --cost-fn costs:cart_position --cost-limit 25 --steps 2e5 --episodes 400 --snapshots 4 --out runs/cartpole
+tqpo train gym:CartPole-v1 --cost-fn costs:cart_position --cost-limit 25 --steps 2e5 --episodes 400 --snapshots 4 --out runs/cartpole \
+    --set cost_scale=10
 tqpo train gym:HalfCheetah-v5 --cost-fn costs:cheetah_velocity --cost-limit 100 --steps 5e5 --episodes 100 --snapshots 3 --out runs/cheetah \
     --set cost_scale=50 indicator_scale=0.5
 

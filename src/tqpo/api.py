@@ -10,7 +10,7 @@ import numpy as np
 from tqpo import store
 from tqpo.envs.budget import Budget
 from tqpo.errors import ActionError, ConfigError
-from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.evaluation.episodes import ActorPolicy, check_count
 from tqpo.host.actions import to_env
 from tqpo.host.reference import name_of
 from tqpo.output.conclude import conclude
@@ -47,7 +47,8 @@ def train(
     except TypeError as error:
         fields = ", ".join(Job.__dataclass_fields__)
         raise ConfigError(f"{error}; a job has {fields}") from None
-    with loop.train(wanted, out, loop.Options(quiet=quiet, callback=callback)) as folder:
+    options = loop.Options(quiet=quiet, callback=callback, episodes=check_count("episodes", episodes))
+    with loop.train(wanted, out, options) as folder:
         evaluation, _ = conclude(folder, episodes, report)
     return evaluation
 

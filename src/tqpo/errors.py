@@ -22,7 +22,8 @@ class UnknownNameError(TqpoError, KeyError):
 
 def did_you_mean(names: Iterable[str], known: Iterable[str]) -> str:
     """A hint at the known names that are closest to unknown ones; empty where none is close."""
-    close = [match for name in names for match in difflib.get_close_matches(name, list(known), 1, 0.5)]
+    cased = {name.lower(): name for name in known}
+    close = [cased[match] for name in names for match in difflib.get_close_matches(name.lower(), cased, 1, 0.5)]
     return f" (did you mean {', '.join(close)}?)" if close else ""
 
 

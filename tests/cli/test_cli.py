@@ -7,14 +7,14 @@ import jobs
 import pytest
 from jobs import call
 
-from tqpo import store
+from tqpo import __version__, store
 from tqpo.training import loop
 from tqpo.training.loop import Options
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = loop.train(jobs.small_job(), tmp_path_factory.mktemp("cli") / "run", Options(quiet=True))
+    folder = loop.train(jobs.small_job(), tmp_path_factory.mktemp("cli") / "run", Options(quiet=True, episodes=7))
     folder.finish()
     folder.close()
     return folder.folder
@@ -25,6 +25,12 @@ WRONG = [
     (["train", "Simple"], "did you mean SimpleEnv?"),
     (["train", "CartPole-v1"], "a Gymnasium environment is written gym:CartPole-v1"),
     (["train", "--algo", "sac"], "no algorithm 'sac'; there are ppo"),
+    (["train", "--algo", "TQPO"], "did you mean tqpo?"),
+    (["train", "--algo", "bugdet"], "did you mean budget?"),
+    (["train", "simpleenv"], "did you mean SimpleEnv?"),
+    (["train", "--vector", "foo"], "vector = 'foo': sync or async or ray"),
+    (["train", "--episodes", "-3"], "episodes = -3: at least 0"),
+    (["train", "--set", "max_multiplier=0"], "max_multiplier = 0.0: positive, or λ is always 0"),
     (["train", "--preset", "slow"], "no preset 'slow'; there are paper, released, fast"),
     (["train", "--safety", "1.2"], "safety = 1.2: a probability strictly between 0 and 1"),
     (["train", "--cost-limit", "-3"], "cost_limit = -3.0: a number that is not negative"),
@@ -37,7 +43,7 @@ WRONG = [
     (["train", "--set", "cost_limit=some"], "cost_limit = 'some': a number"),
     (["train", "--set", "gain=NaN"], "gain = nan: a number"),
     (["train", "--set", "gain=null"], "gain = None: a number"),
-    (["train", "--set", "hidden=64"], "hidden = 64: whole numbers, as in [64, 64]"),
+    (["train", "--set", "hidden=64"], "hidden = 64: whole numbers, as in 64,64"),
     (["train", "--set", "dual=1"], "dual = 1: set what is in it by name"),
     (["train", "--set", "constraints=ab"], "constraints = 'ab': several Constraint"),
     (["train", "--set", "learning_rate"], "'learning_rate' is not a setting: write NAME=VALUE"),
@@ -123,6 +129,40 @@ def test_an_interrupt_while_the_policy_is_judged_says_what_is_kept(run, monkeypa
     monkeypatch.setattr("tqpo.output.conclude.conclude", stopped)
     code, _, err = call(monkeypatch, capsys, "train", "--resume", str(copy), "--quiet")
     assert (code, f"training is done and kept; tqpo evaluate {copy}" in err) == (130, True)
+
+
+def test_help_is_in_groups_with_the_short_name(monkeypatch, capsys):
+    _, out, _ = call(monkeypatch, capsys, "train", "--help")
+    assert out.startswith("usage: tqpo train ")
+    assert "{None}" not in out
+    groups = [out.index(f" {name} options ") for name in ("problem", "training", "environment", "output")]
+    assert groups == sorted(groups)
+
+
+def test_version(monkeypatch, capsys):
+    code, out, _ = call(monkeypatch, capsys, "--version")
+    assert (code, out) == (0, f"tqpo {__version__}\n")
+
+
+def test_fewer_steps_than_an_iteration_are_said_before_training(monkeypatch, capsys, tmp_path):
+    words = jobs.arguments(tmp_path / "run")
+    words[words.index("--steps") + 1] = "10"
+    words.insert(words.index("--set") + 1, "hidden=8,8")
+    code, out, _ = call(monkeypatch, capsys, *words)
+    assert (code, out.startswith("steps = 10: an iteration has 200, so this is one of them\n")) == (0, True)
+    assert store.open_run(tmp_path / "run").config["derived"]["algorithm"]["learner"]["network"]["hidden"] == [8, 8]
+
+
+@pytest.mark.parametrize(("words", "episodes"), [([], 7), (["--episodes", "9"], 9)])
+def test_a_resumed_run_is_judged_with_the_episodes_asked_for_at_first(
+    run, words, episodes, monkeypatch, capsys, tmp_path
+):
+    asked = []
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "evaluation.json").unlink(missing_ok=True)
+    monkeypatch.setattr("tqpo.cli.train.Train._conclude", lambda _self, _folder, n: asked.append(n))
+    call(monkeypatch, capsys, "train", "--resume", str(copy), "--quiet", *words)
+    assert asked == [episodes]
 
 
 @pytest.mark.parametrize(

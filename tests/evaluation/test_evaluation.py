@@ -19,6 +19,7 @@ from tqpo.errors import ConfigError, EnvError, RenderError
 from tqpo.evaluation import episodes, host_episodes, summary
 from tqpo.evaluation.episodes import ActorPolicy, Totals, run_episodes
 from tqpo.evaluation.host_episodes import run_twin
+from tqpo.host import batch
 from tqpo.host.probe import make_own
 from tqpo.maths import normalize
 from tqpo.types import Array, Step
@@ -211,7 +212,7 @@ def test_noise_on_the_host_is_the_episodes_own():
 
 
 def test_an_episode_without_an_end_is_an_error(monkeypatch):
-    monkeypatch.setattr(host_episodes, "ENDLESS", 30)
+    monkeypatch.setattr(batch, "ENDLESS", 30)
     with pytest.raises(EnvError, match="has not ended after 30 steps: give the environment a time limit"):
         host_episodes.run_episodes(make_own("fakes:Endless"), Always([0.0]), KEY, 1)
 

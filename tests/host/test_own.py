@@ -241,7 +241,10 @@ class TestCommands:
         ("words", "code", "text"),
         [
             (["gym:CartPole-v1", "--cost-fn", "costs:cart_position"], 0, "fit for training"),
-            (["fakes:Endless"], 0, "wrap it in gymnasium.wrappers.TimeLimit"),
+            (["fakes:Endless"], 2, "truncate them, as in --max-steps 1000"),
+            (["fakes:Endless", "--max-steps", "7"], 0, "time-out after 7 steps"),
+            (["fakes:Endless", "--max-steps", "7"], 0, "90% cost at most 7, 95% cost at most 7, the worst 7"),
+            (["fakes:vector", "--max-steps", "7"], 2, "makes vectors, which end their own episodes"),
             (["fakes:vector"], 0, "NextStep, by its own vector"),
             (["fakes:costless"], 2, "no cost in this step"),
             (["fakes:faulty"], 2, "a broken spring"),

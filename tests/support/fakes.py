@@ -287,3 +287,12 @@ def energy(obs, action, next_obs, info):
 
 def nothing(obs, action, next_obs, info):
     return None
+
+
+def effort(obs, action, next_obs, info):
+    """What an action costs: its size."""
+    return float(np.abs(action).sum())
+
+
+def effort_in_small_units(obs, action, next_obs, info):
+    return 1024 * effort(obs, action, next_obs, info)

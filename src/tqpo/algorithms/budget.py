@@ -56,7 +56,6 @@ from tqpo.types import Array, Key, Spec
 
 LOG_START, LOG_LOWEST, LOG_HIGHEST = -1.0, -6.0, 4.0  # of log λ
 MAX_ERROR = 1.5  # of the control
-COSTS_PER_LIMIT = 1.5  # a cost of d counts as this much
 DIAL_LIFT = -2.5  # of log λ, at the start
 
 
@@ -188,8 +187,7 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
 
     # A, A_cost and A_out
     advantage, value = learner.reward_targets(experience, config.learner)
-    unit = jnp.where(limit > 0, limit / COSTS_PER_LIMIT, 1.0)
-    cost = experience.rollout.batch.cost[..., channels] / unit
+    cost = experience.rollout.batch.cost[..., channels] / episodes.units(constraints)
     cost_advantage, cost_value = learner.cost_targets(
         experience, cost, values["cost_value"], next_values["cost_value"], config.learner
     )

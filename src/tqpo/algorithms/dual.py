@@ -40,7 +40,7 @@ class DualConfig:
     max_multiplier: float = float("inf")  # λ_max: no λ is larger
     gain: float = 0.1  # K: λ's step is η·K·min((q − d)/cost_scale, max_step)
     max_step: float = 10.0  # the most that (q − d)/cost_scale counts for in a step up
-    cost_scale: float = 10.0  # costs are divided by it, here and in the cost returns
+    cost_scale: float | None = 10.0  # costs are divided by it; null: each by its limit / 1.5 (own environments)
     tilt: int = Tilt.ADAPTIVE  # 0: paper Eq. 14; 1: none; 2: fixed; 3: as in the released code
     delta: float = 0.1  # δ of the tilt; larger is milder
     fixed_up: float = 0.2  # η₊ of the fixed tilt
@@ -76,12 +76,19 @@ def init(config: DualConfig, n_constraints: int) -> DualState:
 
 def check(config: DualConfig) -> None:
     """Raises for numbers that cannot work."""
-    require(config.cost_scale > 0, f"cost_scale = {config.cost_scale}: positive")
+    scale = config.cost_scale
+    require(scale is None or scale > 0, f"cost_scale = {scale}: positive, or null to follow the limits")
+    require(config.max_multiplier > 0, f"max_multiplier = {config.max_multiplier}: positive, or λ is always 0")
     require(0 < config.alpha <= 1, f"alpha = {config.alpha}: in (0, 1]")
     require(config.delta > 0, f"delta = {config.delta}: positive")
     require(config.initial_multiplier >= 0, f"initial_multiplier = {config.initial_multiplier}: not negative")
     require(config.quantile_window >= 1, f"quantile_window = {config.quantile_window}: at least 1")
     require(config.tilt in list(Tilt), f"tilt = {config.tilt}: one of {[f'{t.name}={t:d}' for t in Tilt]}")
+
+
+def cost_scales(config: DualConfig, constraints: tuple[Constraint, ...]) -> Array | float:
+    """What costs are divided by: `cost_scale`, or the units [K] of the limits, so that other units change nothing."""
+    return episodes.units(constraints) if config.cost_scale is None else config.cost_scale
 
 
 def track_quantile(q: Array | float, q_hat: Array | float, alpha: Array | float) -> Array:
@@ -144,7 +151,7 @@ def step(
         eta.up,
         eta.down,
         schedule.power(iteration, config.gain, config.decay_offset, config.gain_exponent),
-        config.cost_scale,
+        cost_scales(config, constraints),
         config.max_step,
         config.max_multiplier,
     )

@@ -14,6 +14,8 @@ from tqpo.algorithms.settings import Constraint
 from tqpo.maths import quantile, returns
 from tqpo.types import Array
 
+COSTS_PER_LIMIT = 1.5  # a cost of d counts as this much: 10 is the unit of the paper's limit of 15
+
 
 class Episodes(NamedTuple):
     """Channel 0 is the return, channel 1 + c the cost channel c."""
@@ -68,6 +70,12 @@ def cost_before(episodes: Episodes, cost_after: Array, cut: Array) -> Array:
 def limits(constraints: tuple[Constraint, ...]) -> Array:
     """d of each constraint, [K]."""
     return jnp.stack([jnp.asarray(c.limit, float) for c in constraints])
+
+
+def units(constraints: tuple[Constraint, ...]) -> Array:
+    """[K] the cost that counts as 1 where limits set the scale, d/1.5; 1 for a limit of 0, which has no unit."""
+    limit = limits(constraints)
+    return jnp.where(limit > 0, limit / COSTS_PER_LIMIT, 1.0)
 
 
 def levels(constraints: tuple[Constraint, ...]) -> Array:

@@ -12,7 +12,7 @@ from tqpo.algorithms import ALGORITHMS, budget, ppo, ppo_lag, qcpo, tqpo
 from tqpo.algorithms.dual import DualConfig, Tilt
 from tqpo.algorithms.learner import LearnerConfig
 from tqpo.algorithms.settings import Constraint, field_names, replace
-from tqpo.errors import UnknownNameError
+from tqpo.errors import UnknownNameError, did_you_mean
 from tqpo.networks import NetworkSpec
 
 MEAN = (Constraint(kind="mean"),)
@@ -115,6 +115,7 @@ HOST: dict[str, dict[str, Any]] = {
         "gain": 0.1,
     },
 }
+OWN = {"cost_scale": None}  # of environments that are not ours: costs of any scale
 
 # What each variant changes.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -157,15 +158,19 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
 }
 
 
-def preset(name: str = "fast", algorithm: str = "tqpo", *, host: bool = False, **changes: Any) -> Any:
-    """The config of an algorithm or variant, with settings changed by name (`settings.replace`); with `host`, for
-    environments on the host."""
+def preset(
+    name: str = "fast", algorithm: str = "tqpo", *, own: bool = False, host: bool = False, **changes: Any
+) -> Any:
+    """The config of an algorithm or variant, with settings changed by name (`settings.replace`); with `own`, for a user's
+    environment, and with `host`, for one on the host."""
     if name not in PRESETS:
-        raise UnknownNameError(f"no preset {name!r}; there are {', '.join(PRESETS)}")
+        raise UnknownNameError(f"no preset {name!r}; there are {', '.join(PRESETS)}{did_you_mean([name], PRESETS)}")
     base, variant = VARIANTS.get(algorithm, (algorithm, {}))
     if base not in PRESETS[name]:
-        known = ", ".join([*ALGORITHMS, *VARIANTS])
-        raise UnknownNameError(f"no algorithm {algorithm!r}; there are {known}")
+        known = [*ALGORITHMS, *VARIANTS]
+        hint = did_you_mean([algorithm], known)
+        raise UnknownNameError(f"no algorithm {algorithm!r}; there are {', '.join(known)}{hint}")
     config = PRESETS[name][base]
-    usual = {k: v for k, v in HOST.get(name, {}).items() if host and k in field_names(config)}
+    usual = (HOST.get(name, {}) if host else {}) | (OWN if own else {})
+    usual = {k: v for k, v in usual.items() if k in field_names(config)}
     return replace(config, **(usual | variant | changes))

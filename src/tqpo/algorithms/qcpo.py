@@ -130,7 +130,8 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     constraints = config.constraints
     core = state.learner
     advantage, value = learner.reward_targets(experience, config.learner)
-    cost = experience.rollout.batch.cost[..., episodes.channels(constraints)] / config.dual.cost_scale
+    cost = experience.rollout.batch.cost[..., episodes.channels(constraints)]
+    cost = cost / dual.cost_scales(config.dual, constraints)
     mean, next_mean = (v["quantiles"].mean(-1) for v in (experience.values, experience.next_values))
     mean_advantage, cost_return = learner.cost_targets(experience, cost, mean, next_mean, config.learner)
     tail_advantage = quantile_advantage(experience, cost, config)

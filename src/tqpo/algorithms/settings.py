@@ -83,6 +83,8 @@ def _replace(config: Any, changes: dict[str, Any]) -> Any:
 
 def checked(name: str, kind: Any, value: Any) -> Any:
     """The value of a setting as its annotation has it, refused where it is of another kind: text for a number, say."""
+    if kind == float | None:
+        return None if value is None else checked(name, float, value)
     if kind is bool:
         require(isinstance(value, bool | np.bool_), f"{name} = {value!r}: true or false")
         return bool(value)
@@ -97,8 +99,10 @@ def checked(name: str, kind: Any, value: Any) -> Any:
         require(isinstance(value, kind), f"{name} = {value!r}: text")
     elif get_origin(kind) is tuple:
         (each, _) = get_args(kind)
+        if each is int and isinstance(value, str) and all(part.isdecimal() for part in value.split(",")):
+            value = tuple(map(int, value.split(",")))  # hidden=128,128
         fits = is_whole if each is int else lambda x: isinstance(x, each)
-        what = "whole numbers, as in [64, 64]" if each is int else f"several {each.__name__}"
+        what = "whole numbers, as in 64,64" if each is int else f"several {each.__name__}"
         require(isinstance(value, tuple) and all(map(fits, value)), f"{name} = {value!r}: {what}")
     elif dataclasses.is_dataclass(kind):
         require(isinstance(value, kind), f"{name} = {value!r}: set what is in it by name")

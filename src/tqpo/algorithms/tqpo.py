@@ -197,7 +197,8 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     core = state.learner
     values, next_values = experience.values, experience.next_values
     advantage, value = learner.reward_targets(experience, config.learner)
-    cost = experience.rollout.batch.cost[..., episodes.channels(constraints)] / config.dual.cost_scale
+    cost = experience.rollout.batch.cost[..., episodes.channels(constraints)]
+    cost = cost / dual.cost_scales(config.dual, constraints)
     cost_advantage, cost_return = learner.cost_targets(
         experience, cost, values["cost_value"], next_values["cost_value"], config.learner
     )

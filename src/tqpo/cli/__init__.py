@@ -5,7 +5,9 @@ import re
 import sys
 
 import tyro
+from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
+from tqpo import __version__
 from tqpo.cli.check_env import CheckEnv
 from tqpo.cli.export import Export
 from tqpo.cli.info import Algorithms, Bench, Tasks
@@ -20,10 +22,14 @@ COMMANDS = (Train, Sweep, Evaluate, Plot, Compare, Watch, Report, Export, CheckE
 
 def main() -> None:
     """Runs a command. Errors are one line and exit status 2; an interrupt is 128 plus the signal."""
+    if sys.argv[1:] == ["--version"]:
+        print(f"tqpo {__version__}")
+        return
     commands = {re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower(): cls for cls in COMMANDS}
     try:
-        command = tyro.extras.subcommand_cli_from_dict(commands, description="Safe RL with a stated probability.")
-        command()
+        about = f"Safe RL with a stated probability. Version {__version__}."
+        usual = (OmitArgPrefixes, FlagCreatePairsOff)
+        tyro.extras.subcommand_cli_from_dict(commands, prog="tqpo", description=about, config=usual)()
     except Interrupted as error:
         print(error, file=sys.stderr)
         sys.exit(error.code)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from tqpo.cli.common import assignments, new_table, wide_console
+from tqpo.cli.common import Number, Settings, Text, assignments, new_table, wide_console
 
 
 @dataclasses.dataclass
@@ -16,14 +16,16 @@ class CheckEnv:
     For example: tqpo check-env gym:Pendulum-v1 --cost-fn mymodule:cost
     """
 
-    env: Positional[str]
+    env: Annotated[Positional[str], arg(metavar="ENV")]
     """gym:ID, or module:factory from the current folder."""
-    cost_fn: str | None = None
+    cost_fn: Text = None
     """module:function that gives the cost of a step: (obs, action, next_obs, info) -> number or dict."""
-    task_set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    task_set: Settings = ()
     """Arguments of gymnasium.make or of the factory."""
     steps: int = 1000
     """Steps of random actions to take."""
+    max_steps: Number = None
+    """Truncate each episode after so many steps; by default the environment ends them itself."""
     vector: str = "sync"
     """sync, or async to look at it in processes of its own."""
     env_timeout: float = 60.0
@@ -35,7 +37,7 @@ class CheckEnv:
         from tqpo.host.check import check_env
         from tqpo.host.spec import HostOptions
 
-        options = HostOptions(self.vector, self.env_timeout)
+        options = HostOptions(self.vector, self.env_timeout, max_steps=self.max_steps)
         findings = check_env(self.env, assignments(self.task_set), self.cost_fn, options, self.steps)
         table = new_table(escape(self.env), ("", "what", "found", "what to do"))
         colours = {"ok": "green", "warning": "yellow", "error": "bold red"}

@@ -3,13 +3,22 @@
 import contextlib
 import json
 import pathlib
+import time
 from collections.abc import Iterable
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from tqpo.errors import ConfigError
 
-Folder = Positional[pathlib.Path]
+Folder = Annotated[Positional[pathlib.Path], arg(metavar="RUN")]
+Folders = Annotated[Positional[tuple[pathlib.Path, ...]], arg(metavar="RUN")]
+LINE_EVERY = 10.0  # s between two lines about progress
+# Options that may be left out: their help says what happens then.
+Text = Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")]
+File = Annotated[pathlib.Path | None, arg(metavar="PATH", help_behavior_hint="")]
+Number = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+Settings = Annotated[tuple[str, ...], arg(metavar="NAME=VALUE", help_behavior_hint="")]
 
 
 def wide_console():
@@ -45,14 +54,24 @@ def open_all(paths: tuple[pathlib.Path, ...]) -> list:
 
 @contextlib.contextmanager
 def progress(title: str, hidden: bool):
-    """Gives a callback (done, total), shown as a bar in a terminal."""
+    """Gives a callback (done, total), shown as a bar in a terminal and as a line now and then elsewhere."""
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TimeElapsedColumn
 
     console = Console(stderr=True, quiet=hidden)
-    with Progress(console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
+    said = time.monotonic()
+
+    def tick(done: int, total: int) -> None:
+        nonlocal said
+        bar.update(task, completed=done, total=total)
+        if not console.is_terminal and time.monotonic() - said > LINE_EVERY:
+            said = time.monotonic()
+            console.print(f"{title}: {done:,} of {total:,} episodes", highlight=False)
+
+    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
         task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield tick
 
 
 def new_table(title: str, columns: Iterable[str], right: Iterable[str] = ()):

@@ -1,9 +1,8 @@
 """`tqpo export`."""
 
 import dataclasses
-import pathlib
 
-from tqpo.cli.common import Folder
+from tqpo.cli.common import File, Folder, Number
 
 
 @dataclasses.dataclass
@@ -17,9 +16,9 @@ class Export:
     """The folder that training wrote, or a policy that came with the package, such as SimpleEnv-90."""
     to: str = "onnx"
     """onnx, or stablehlo for JAX and XLA."""
-    seed: int | None = None
+    seed: Number = None
     """Which seed's policy; by default the first."""
-    out: pathlib.Path | None = None
+    out: File = None
     """The file to write; the card has the same name and .md. By default export/seed-N.onnx or .stablehlo in the run,
     and NAME.onnx or .stablehlo in the current folder for a policy that came with the package."""
 

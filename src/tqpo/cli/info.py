@@ -2,11 +2,10 @@
 
 import dataclasses
 import json
-import pathlib
 
 from tyro.conf import Positional
 
-from tqpo.cli.common import new_table, wide_console
+from tqpo.cli.common import File, Text, new_table, wide_console
 from tqpo.errors import ConfigError
 
 
@@ -14,7 +13,7 @@ from tqpo.errors import ConfigError
 class Tasks:
     """List the tasks, or say what each number of a task's observation is."""
 
-    observation: str | None = None
+    observation: Text = None
     """A task's name: prints the slices of its observation as a Markdown table."""
 
     def __call__(self) -> None:
@@ -60,7 +59,7 @@ class Bench:
     """Time for each measurement, at least."""
     twin: bool = True
     """Also measure the MuJoCo twin in one process."""
-    out: pathlib.Path | None = None
+    out: File = None
     """Write the numbers as JSON here."""
 
     def __call__(self) -> None:

@@ -3,11 +3,10 @@
 import dataclasses
 import functools
 import pathlib
-from typing import Annotated
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional
 
-from tqpo.cli.common import assignments
+from tqpo.cli.common import File, Settings, Text, assignments
 
 CHECKPOINT_EVERY = 50  # iterations, where a machine can be lost
 SHARE = 0.5  # of a GPU, if there is one: processes here share it
@@ -42,17 +41,17 @@ class Reproduce:
     """Groups of runs at a time. On one GPU three to five fill it, with CUDA's MPS daemon running."""
     ray: bool = False
     """Place each group as a task on a Ray cluster; `out` must be a folder that all its machines see."""
-    address: str | None = None
+    address: Text = None
     """The cluster's address, or auto; without one, Ray is started on this machine."""
     gpus: float = 0.25
     """With Ray: the share of a GPU that each group gets; 0 for machines without."""
-    set: Annotated[tuple[str, ...], arg(metavar="NAME=VALUE")] = ()
+    set: Settings = ()
     """Settings of the algorithm other than the preset's, e.g. delta=0.2. Give it a folder of its own."""
     out: pathlib.Path = pathlib.Path("results/paper")
     """Folder for one JSON file per cell, and for tables and figures."""
-    beside: pathlib.Path | None = None
+    beside: File = None
     """With figures of budget: another folder of results to draw beside them, e.g. results/paper."""
-    page: pathlib.Path | None = None
+    page: File = None
     """With tables or figures: also put the tables into this Markdown page, e.g. docs/reproduction.md."""
 
     def __call__(self) -> None:

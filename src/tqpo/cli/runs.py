@@ -5,11 +5,12 @@ import json
 import pathlib
 import sys
 
-from tyro.conf import Positional
-
 from tqpo.cli.common import (
     COSTS,
+    File,
     Folder,
+    Folders,
+    Number,
     constraint_text,
     costs,
     interval,
@@ -58,9 +59,9 @@ class Evaluate:
 class Plot:
     """Draw learning curves, the multiplier, and the histogram of episode costs of one or several runs."""
 
-    runs: Positional[tuple[pathlib.Path, ...]]
+    runs: Folders
     """Folders that training wrote."""
-    out: pathlib.Path | None = None
+    out: File = None
     """Where to write PNG and SVG files; by default plots/ in the run, or here if there are several."""
 
     def __call__(self) -> None:
@@ -76,7 +77,7 @@ class Plot:
 class Compare:
     """Compare evaluated runs in a table, with intervals."""
 
-    runs: Positional[tuple[pathlib.Path, ...]]
+    runs: Folders
     """Folders that training wrote."""
 
     def __call__(self) -> None:
@@ -119,9 +120,9 @@ class Watch:
 
     run: Folder
     """The folder that training wrote."""
-    out: pathlib.Path | None = None
+    out: File = None
     """The file to write, .gif or .mp4; by default episode.gif in the run."""
-    seed: int | None = None
+    seed: Number = None
     """Which seed's policy; by default the first."""
     episode: int = 0
     """Which episode of the evaluation."""
@@ -145,7 +146,7 @@ class Report:
 
     run: Folder
     """The folder that training wrote."""
-    out: pathlib.Path | None = None
+    out: File = None
     """The file to write; by default report.html in the run."""
 
     def __call__(self) -> None:

@@ -7,7 +7,7 @@ import pathlib
 
 from tyro.conf import Positional
 
-from tqpo.cli.common import COSTS, costs, interval, new_table, wide_console
+from tqpo.cli.common import COSTS, File, Number, Text, costs, interval, new_table, wide_console
 from tqpo.errors import ConfigError, TqpoError
 
 
@@ -20,13 +20,13 @@ class Sweep:
 
     file: Positional[pathlib.Path]
     """The TOML file; docs/scaling.md describes it."""
-    address: str | None = None
+    address: Text = None
     """The address of a Ray cluster, or auto; by default Ray is started on this machine."""
-    out: pathlib.Path | None = None
+    out: File = None
     """Folder for the runs, which every machine must see; by default sweeps/NAME."""
     local: bool = False
     """Use processes of this machine, without Ray."""
-    jobs: int | None = None
+    jobs: Number = None
     """With --local: how many jobs at a time; by default as many as their cpus and gpus allow, with one GPU."""
 
     def __call__(self) -> None:

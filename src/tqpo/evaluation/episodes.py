@@ -186,7 +186,7 @@ def trace(env: Env, policy: Policy, key: Key, index: int = 0, deterministic: boo
     return Trace(jax.tree.map(lambda x: x[: t + 1], states), obs[: t + 1], rewards[:t], costs[:t])
 
 
-def check_count(name: str, value: int) -> int:
-    if value < 1:
-        raise ConfigError(f"{name} = {value}: at least 1")
+def check_count(name: str, value: int, least: int = 1) -> int:
+    if value < least:
+        raise ConfigError(f"{name} = {value}: at least {least}")
     return value

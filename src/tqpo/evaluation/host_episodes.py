@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tqpo.algorithms import rollout
-from tqpo.errors import ConfigError, EnvError, RenderError
+from tqpo.errors import ConfigError, RenderError
 from tqpo.evaluation.episodes import Policy, Progress, Totals, act, check_count, episode_keys, feedback
 from tqpo.host.reference import GYM, find, takes
 from tqpo.host.transition import Transition, Transitions, stack
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from tqpo.host.spec import HostSpec
 
 AT_ONCE = 32  # environments of an evaluation, where they share a process
-ENDLESS = 100_000  # steps after which an episode is taken to have no end
 LONGEST = 2000  # steps of a film
 
 
@@ -72,11 +71,9 @@ def play(
         for i in np.flatnonzero(step.ended & (done < sizes)):
             played[index[i]] = sums[i, 0], sums[i, 1:].copy(), length[i]
             done[i] += 1
-            if progress is not None:
-                progress(len(played), int(sizes.sum()))
+        if progress is not None:
+            progress(len(played), int(sizes.sum()))
         sums[step.ended], length[step.ended] = 0.0, 0
-        if length.max() >= ENDLESS:
-            raise EnvError(f"an episode has not ended after {ENDLESS:,} steps: give the environment a time limit")
         obs, reward = step.obs, step.reward
     return Totals(*(np.array(x) for x in zip(*(played[i] for i in sorted(played)), strict=True)))
 

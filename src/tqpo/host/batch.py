@@ -20,10 +20,12 @@ from tqpo.host.own_vector import OwnVector
 from tqpo.host.spec import HostSpec
 from tqpo.host.transition import Transition, Transitions, stack
 from tqpo.host.workers import Fault, Lost, Process, Worker
+from tqpo.types import UNLIMITED
 
 GRACE = 5.0  # s beyond its time-out in which a worker can still interrupt itself
 START = 120.0  # s in which a worker must be up
 PATIENCE = 3.0  # s for workers to close by themselves
+ENDLESS = 10_000  # steps after which an episode is taken to have no end, where no limit is known
 SEED_STEP = 1_000_003  # between the seed of an environment and its successor, so that it does not fail the same way
 
 
@@ -38,7 +40,7 @@ class EnvBatch:
         self.reports: list[str] = []  # of faults, until someone takes them
         self.workers: list[Worker] = []
         self.cleanup = contextlib.ExitStack()
-        self.spent, self.t = np.zeros((count, 0)), np.zeros(count, int)  # of the episodes under way, for the budget
+        self.spent, self.t = np.zeros((count, 0)), np.zeros(count, int)  # of the episodes under way
         self.draw = np.random.default_rng(seed).uniform
         self.position = self.draw(-1.0, 1.0, count)  # of the dial
 
@@ -91,15 +93,20 @@ class EnvBatch:
         return self._observe(stack(rows))
 
     def _observe(self, step: Transitions) -> Transitions:
-        """Observations that show what is left of the budget, where the spec has one."""
-        budget = self.spec.budget
+        """Observations that show what is left of the budget, where the spec has one. Refuses an episode without an end."""
+        budget, t = self.spec.budget, np.where(step.valid, self.t + 1, 0)
+        over = step.ended | ~step.valid
+        self.t = np.where(over, 0, t)
+        if self.t.max() >= ENDLESS and self.spec.max_steps == UNLIMITED:
+            raise EnvError(
+                f"{self.spec.task}: an episode has not ended after {ENDLESS:,} steps: give the environment a time limit, "
+                "or truncate its episodes with --max-steps"
+            )
         if budget is None:
             return step
         cost = np.asarray(step.cost, np.float32)[:, list(budget.channels)]  # [N, K]
         spent = np.where(step.valid[:, None], self.spent + cost if self.spent.size else cost, np.float32(0.0))
-        t = np.where(step.valid, self.t + 1, 0)
-        over = step.ended | ~step.valid
-        self.spent, self.t = np.where(over[:, None], np.float32(0.0), spent), np.where(over, 0, t)
+        self.spent = np.where(over[:, None], np.float32(0.0), spent)
         position = self.position
         self.position = np.where(over, self.draw(-1.0, 1.0, len(over)), position)
         return step._replace(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tqpo.errors import TqpoError
-from tqpo.host.batch import EnvBatch
+from tqpo.host.batch import ENDLESS, EnvBatch
 from tqpo.host.probe import make_own
 from tqpo.host.spec import HostOptions, HostSpec
 from tqpo.host.transition import Transitions
@@ -17,6 +17,9 @@ from tqpo.types import UNLIMITED
 COUNT = 2  # environments side by side: what two share by mistake shows
 WIDE = 10_000  # numbers in an observation that is probably a picture
 SLOW = 1000  # steps/s
+EPISODES = 100  # of random actions, whose costs and returns are shown
+PATIENCE = 10.0  # s for them
+LEVELS = (0.5, 0.8, 0.9, 0.95)
 
 
 class Finding(NamedTuple):
@@ -42,6 +45,15 @@ class Walk(NamedTuple):
         """A field of every step that happened, [steps, …]."""
         return np.concatenate([getattr(step, field)[step.valid] for step in self.steps])
 
+    def totals(self) -> np.ndarray:
+        """Return and costs of every episode that ended, [E, 1 + C]."""
+        ended, running = [], np.zeros((COUNT, 1 + self.steps[0].cost.shape[1]))
+        for step in self.steps:
+            running = np.where(step.valid[:, None], running + np.column_stack([step.reward, step.cost]), 0.0)
+            ended.append(running[step.ended])
+            running[step.ended] = 0.0
+        return np.concatenate(ended)
+
 
 def check_env(
     task: str, settings: Mapping[str, Any], cost_fn: str | None, options: HostOptions, steps: int = 1000
@@ -55,10 +67,11 @@ def check_env(
         return check_jax(spec, steps)
     findings = spaces(spec)
     try:
-        walk, again = take_walk(spec, steps), take_walk(spec, min(steps, 200))
+        walk, again = take_walk(spec, steps, EPISODES), take_walk(spec, min(steps, 200))
     except TqpoError as error:
         return [*findings, failure("random actions", error)]
-    findings += [*costs(spec, walk), episodes(spec, walk), repeats(walk, again), speed(spec, walk)]
+    findings += [*costs(spec, walk), episodes(spec, walk), *totals(spec.cost_names, walk.totals())]
+    findings += [repeats(walk, again), speed(spec, walk)]
     own = [finding("autoreset", f"{spec.autoreset}, by its own vector")]
     return findings + own if spec.autoreset else findings
 
@@ -79,14 +92,20 @@ def spaces(spec: HostSpec) -> list[Finding]:
     ]
 
 
-def take_walk(spec: HostSpec, steps: int, seed: int = 0) -> Walk:
-    """So many steps in all; the same for the same seed if the environments are deterministic."""
+def take_walk(spec: HostSpec, steps: int, episodes: int = 0, seed: int = 0) -> Walk:
+    """So many steps in all, and more until so many episodes have ended, if that does not take long.
+
+    The same for the same seed if the environments are deterministic.
+    """
     random = np.random.default_rng(seed)
     with EnvBatch(spec, COUNT, seed) as envs:
-        first, seen = envs.reset(), []
+        first, seen, ended = envs.reset(), [], 0
         started = time.perf_counter()
-        for _ in range(-(-steps // COUNT)):
+        while COUNT * len(seen) < steps or (ended < episodes and time.perf_counter() - started < PATIENCE):
+            if envs.t.max() + 1 == ENDLESS and spec.max_steps == UNLIMITED:
+                break
             seen.append(envs.step(random.uniform(-1, 1, (COUNT, spec.action_size)).astype(np.float32)))
+            ended += int(seen[-1].ended.sum())
         return Walk(first, seen, time.perf_counter() - started)
 
 
@@ -108,8 +127,24 @@ def episodes(spec: HostSpec, walk: Walk) -> Finding:
     text = f"{terminated.sum()} terminated and {truncated.sum()} truncated in {len(terminated):,} steps"
     if spec.max_steps < UNLIMITED:
         return finding("episodes", f"{text}; time-out after {spec.max_steps:,} steps")
-    advice = "wrap it in gymnasium.wrappers.TimeLimit, or --task-set max_episode_steps=… of a gym:ID"
-    return finding("episodes", f"{text}; no time limit is known", "" if (terminated | truncated).any() else advice)
+    if not (terminated | truncated).any():
+        return Finding("error", "episodes", f"{text}; no time limit is known", "truncate them, as in --max-steps 1000")
+    advice = f"--max-steps, if one may last longer than {ENDLESS:,} steps, which is an error"
+    return finding("episodes", f"{text}; no time limit is known", advice)
+
+
+def totals(cost_names: tuple[str, ...], sums: np.ndarray) -> list[Finding]:
+    """What whole episodes [E, 1 + C] of random actions come to: a limit is chosen by it."""
+    if not len(sums):
+        return []
+    seen = f"{len(sums)} episodes of random actions"
+    low, mean, high = sums[:, 0].min(), sums[:, 0].mean(), sums[:, 0].max()
+    findings = [finding("return", f"{mean:.4g} on average, {low:.4g} to {high:.4g}, in {seen}")]
+    for name, each in zip(cost_names, sums[:, 1:].T, strict=True):
+        parts = [f"{level:.0%} cost at most {np.quantile(each, level, method='higher'):.4g}" for level in LEVELS]
+        what = "episode cost" if name == "cost" else f"episode cost {name!r}"
+        findings.append(finding(what, f"of {seen} {', '.join(parts)}, the worst {each.max():.4g}"))
+    return findings
 
 
 def repeats(one: Walk, two: Walk) -> Finding:
@@ -158,8 +193,31 @@ def check_jax(env: Any, steps: int) -> list[Finding]:
         finding("numbers", "finite, costs not negative"),
         finding("costs", f"{', '.join(env.cost_names)}: these can be constrained"),
         finding("episodes", f"time-out after {env.max_steps:,} steps"),
+        *totals(env.cost_names, jax_totals(env)),
         finding("throughput", f"{rate:,.0f} steps/s, one by one; a training batch is much faster"),
     ]
+
+
+def jax_totals(env: Any) -> np.ndarray:
+    """Return and costs [E, 1 + C] of episodes of random actions; one without an end is cut."""
+    import jax
+    import jax.numpy as jnp
+
+    def episode(key):
+        def step(carry, key):
+            state, sums, alive = carry
+            action = jax.random.uniform(key, (env.action_size,), minval=-1.0)
+            action = jax.nn.one_hot(action.argmax(), env.action_size) if env.discrete else action
+            state, seen = env.step(state, action)
+            sums += alive * jnp.concatenate([seen.reward[None], seen.cost])
+            return (state, sums, alive & ~(seen.terminated | seen.truncated)), None
+
+        start, walk = jax.random.split(key)
+        begun = env.reset(start)[0], jnp.zeros(1 + len(env.cost_names)), jnp.array(True)
+        (_, sums, _), _ = jax.lax.scan(step, begun, jax.random.split(walk, min(env.max_steps, ENDLESS)))
+        return sums
+
+    return np.asarray(jax.jit(jax.vmap(episode))(jax.random.split(jax.random.key(0), EPISODES)))
 
 
 def walk_jax(env: Any, steps: int) -> tuple[dict[str, np.ndarray], float]:

@@ -88,6 +88,7 @@ class Guard:
         self.steps, self.episode_steps = self.steps + 1, self.episode_steps + 1
         before, taken = self.obs, self.spec.border.action(actions[0])
         obs, reward, cost, terminated, truncated, info = parts(self.env.step(taken))
+        truncated = truncated or (self.episode_steps == self.spec.options.max_steps and not terminated)
         flat, self.obs = self.spec.border.flat(obs), self.spec.keep(obs)
         self.costs = costs.read(self.spec.cost_function, before, taken, obs, info, cost)
         channels = costs.channels(self.costs, self.spec.cost_names)

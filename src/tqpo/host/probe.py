@@ -39,8 +39,12 @@ def _probe(task: str, settings: tuple, cost_fn: str | None, options: HostOptions
     if isinstance(env, Env) and not hasattr(env, "observation_space"):
         if cost_fn:
             raise ConfigError(f"cost_fn = {cost_fn}: {task} is a JAX environment, whose steps hold their cost")
+        if options.max_steps:
+            raise ConfigError(f"max_steps = {options.max_steps}: {task} is a JAX environment with max_steps of its own")
         return env
     host: Any = env
+    if vector and options.max_steps:
+        raise ConfigError(f"max_steps = {options.max_steps}: {task} makes vectors, which end their own episodes")
     try:
         kind = "single_" if vector else ""
         border = Border(getattr(host, f"{kind}observation_space"), getattr(host, f"{kind}action_space"))
@@ -54,7 +58,7 @@ def _probe(task: str, settings: tuple, cost_fn: str | None, options: HostOptions
             action_size=border.action_size,
             discrete=border.discrete,
             cost_names=(),
-            max_steps=time_limit(host) or UNLIMITED,
+            max_steps=min(time_limit(host) or UNLIMITED, options.max_steps or UNLIMITED),
             border=border,
             cost_function=cost_function,
         )

@@ -22,6 +22,7 @@ class HostOptions:
     vector: str = "sync"  # one after the other in this process, "async": each in a process of its own, "ray": on actors
     timeout: float = 60.0  # s that one call may take
     restarts: int = 3  # of each environment, after faults
+    max_steps: int | None = None  # after which an episode is truncated; None: the environment ends it
 
     def __post_init__(self) -> None:
         if self.vector not in VECTORS:
@@ -30,6 +31,8 @@ class HostOptions:
             raise ConfigError(f"env_timeout = {self.timeout}: positive, in seconds")
         if self.restarts < 0:
             raise ConfigError(f"env_restarts = {self.restarts}: not negative")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ConfigError(f"max_steps = {self.max_steps}: at least 1")
 
 
 @dataclasses.dataclass(frozen=True)

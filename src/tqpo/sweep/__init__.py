@@ -14,7 +14,7 @@ __all__ = ["Sweep", "read", "run"]
 def run(sweep: Sweep, out: pathlib.Path, runner: Runner) -> dict[str, Exception]:
     """Trains every job that is not finished yet, each into its own folder under `out`. Returns what failed, by name."""
     out = out.absolute()
-    options = Options(quiet=True, checkpoint_every=sweep.checkpoint_every)
+    options = Options(quiet=True, checkpoint_every=sweep.checkpoint_every, episodes=sweep.episodes)
     tasks = [
         (name, work.run_job, (job, out / name, options, sweep.episodes, sweep.report))
         for name, job in sweep.jobs.items()

@@ -20,6 +20,7 @@ from tqpo.envs.budget import Budget, Budgeted, unwrapped
 from tqpo.errors import ConfigError, StoreError, UnknownNameError
 from tqpo.evaluation.episodes import check_count
 from tqpo.host.reference import is_reference
+from tqpo.host.spec import HostOptions
 from tqpo.store import sealed
 from tqpo.training.program import Group
 from tqpo.types import UNLIMITED, Env, Spec
@@ -35,7 +36,7 @@ class Job:
     """What to train.
 
     `task` is one of ours, `gym:ID` or `module:factory`; `cost_fn` is `module:function`. `settings` are those of the
-    algorithm by name, `task_settings` those of the task or the user's factory. The last three fields are for
+    algorithm by name, `task_settings` those of the task or the user's factory. The last four fields are for
     environments on the host.
     """
 
@@ -54,6 +55,7 @@ class Job:
     vector: str = "sync"  # one after the other; async: a process each; ray: on a cluster
     env_timeout: float = 60.0  # s that one step may take
     env_restarts: int = 3  # faults of one environment before training ends
+    max_steps: int | None = None  # after which an episode is truncated; null: the environment ends it
 
     def __post_init__(self) -> None:
         if not 0 < self.safety < 1:
@@ -66,6 +68,11 @@ class Job:
             raise ConfigError(f"seeds = {self.seeds}: at least one, all different, none negative")
         if self.constraints and (self.safety, self.cost_limit) != (Job.safety, Job.cost_limit):
             raise ConfigError("constraints take the place of safety and cost_limit: give one or the other")
+        self.host_options()  # refuses what cannot be
+        if self.max_steps and not is_reference(self.task):
+            raise ConfigError(
+                f"max_steps = {self.max_steps}: of {self.task} it is set by --task-set max_steps={self.max_steps}"
+            )
         if self.cost_fn and not is_reference(self.task):
             raise ConfigError(f"cost_fn = {self.cost_fn}: {self.task} has its own cost")
 
@@ -87,10 +94,11 @@ class Job:
             except UnknownNameError as error:
                 raise UnknownNameError(f"{error}; a Gymnasium environment is written gym:{self.task}") from None
         from tqpo.host.probe import make_own
-        from tqpo.host.spec import HostOptions
 
-        options = HostOptions(self.vector, float(self.env_timeout), self.env_restarts)
-        return make_own(self.task, self.task_settings, self.cost_fn, options)
+        return make_own(self.task, self.task_settings, self.cost_fn, self.host_options())
+
+    def host_options(self) -> HostOptions:
+        return HostOptions(self.vector, float(self.env_timeout), self.env_restarts, self.max_steps)
 
     def prepare(self, derived: Mapping[str, Any] | None = None) -> "Prepared":
         """The job with its environment and its configuration; imports and looks at an environment of the user's.
@@ -99,7 +107,8 @@ class Job:
         """
         env = self.env()
         if derived is None:
-            config = preset(self.preset, self.algo, host=not isinstance(env, Env), **self._changes(env))
+            kind = {"own": is_reference(self.task), "host": not isinstance(env, Env)}
+            config = preset(self.preset, self.algo, **kind, **self._changes(env))
         else:
             usual = type(preset(Job.preset, self.algo))()
             config = replace(usual, **{k: v for k, v in derived.items() if k in field_names(usual)})

@@ -65,10 +65,12 @@ class Options:
     max_skips: int | None = 50  # updates in a row that are not finite, before training stops; None: it never does
     wandb: str | None = None  # a Weights & Biases project
     callback: Callback | None = None
+    episodes: int = 1000  # of the evaluation that follows, kept for a resumed run; 0: there is none
 
     def __post_init__(self) -> None:
         if self.checkpoint_every is not None:
             check_count("checkpoint_every", self.checkpoint_every)
+        check_count("episodes", self.episodes, least=0)
 
     @property
     def chunk_length(self) -> int:
@@ -90,8 +92,9 @@ class Position(NamedTuple):
 def train(job: Job, out: str | os.PathLike, options: Options | None = None) -> store.Run:
     """Trains a job into a new folder. Returns the run, open for writing, its policies saved."""
     prepared = job.prepare()  # a wrong setting is an error before there is a folder
-    folder = store.create(out, prepared.describe())
-    return train_job(prepared, folder, Position(init_group(prepared.group)), options or Options())
+    options = options or Options()
+    folder = store.create(out, prepared.describe() | {"episodes": options.episodes})
+    return train_job(prepared, folder, Position(init_group(prepared.group)), options)
 
 
 def resume(path: str | os.PathLike, options: Options | None = None) -> store.Run:
@@ -133,6 +136,10 @@ def train_job(prepared: Prepared, folder: store.Run, position: Position, options
                 folder.save_snapshot(moment, policies_of(chunk.state))
         return options.callback is not None and bool(options.callback(iteration, chunk.metrics))
 
+    if job.steps < prepared.iteration_steps:
+        progress.say(
+            f"[yellow]steps = {job.steps:,}:[/] an iteration has {prepared.iteration_steps:,}, so this is one of them"
+        )
     with contextlib.closing(loggers), progress:
         last = drive(prepared.group, prepared.iterations, folder, position, options, watch)
     choose_policies(folder, prepared, policies_of(last.state), last.iteration, progress.say)
