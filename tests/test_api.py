@@ -51,6 +51,15 @@ def test_evaluate_says_how_safe(run):
     assert "of 20 episodes" in found["verdict"]["sentence"]
 
 
+def test_evaluate_keeps_what_the_command_keeps_and_renews_the_report(run):
+    tqpo.evaluate(run, episodes=11)
+    folder = store.open_run(run)
+    assert folder.finished
+    folder.verify()
+    assert evaluations_of(folder)[0]["pooled"]["episodes"] == 22
+    assert "of 22 episodes" in (run / "report.html").read_text("utf-8")
+
+
 def test_an_unknown_field_of_a_job_is_named(tmp_path):
     with pytest.raises(ConfigError, match="a job has task, algo"):
         tqpo.train("SimpleEnv", out=tmp_path / "x", saftey=0.9)

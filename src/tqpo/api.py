@@ -13,9 +13,8 @@ from tqpo.errors import ActionError, ConfigError
 from tqpo.evaluation.episodes import ActorPolicy, check_count
 from tqpo.host.actions import to_env
 from tqpo.host.reference import name_of
-from tqpo.output.conclude import conclude
+from tqpo.output.conclude import conclude, judge
 from tqpo.training import loop
-from tqpo.training.evaluations import evaluate_run
 from tqpo.training.job import Job, seeds_of
 from tqpo.training.policies import load_policy
 
@@ -56,8 +55,11 @@ def train(
 def evaluate(
     path: str | os.PathLike, *, episodes: int = 1000, physics: str = "jax", deterministic: bool = False
 ) -> dict[str, Any]:
-    """Fresh episodes of a run's policies: return, safety, quantile with intervals, and a verdict. Writes nothing."""
-    return evaluate_run(store.open_run(path), episodes, physics, deterministic)
+    """Fresh episodes of a run's policies: return, safety, quantile with intervals, and a verdict.
+
+    The run keeps them, and its report is renewed, as `tqpo evaluate` does.
+    """
+    return judge(path, episodes, physics, deterministic)
 
 
 class LoadedPolicy:

@@ -120,6 +120,13 @@ def test_evaluate_compare_plot_watch_report(run, monkeypatch, capsys, tmp_path):
     assert (code, (tmp_path / "page.html").exists()) == (0, True)
 
 
+@pytest.mark.parametrize(("word", "status"), [("meets", 0), ("cannot tell yet", 0), ("misses", 3)])
+def test_a_missed_constraint_has_an_exit_status_where_asked(word, status, monkeypatch, capsys):
+    monkeypatch.setattr("tqpo.output.conclude.judge", lambda *_: {"verdict": {"word": word}})
+    assert call(monkeypatch, capsys, "evaluate", "run", "--json", "--fail-on-miss")[0] == status
+    assert call(monkeypatch, capsys, "evaluate", "run", "--json")[0] == 0
+
+
 def test_an_interrupt_while_the_policy_is_judged_says_what_is_kept(run, monkeypatch, capsys, tmp_path):
     def stopped(*_, **__):
         raise KeyboardInterrupt

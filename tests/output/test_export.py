@@ -235,7 +235,7 @@ def test_a_missing_package_is_named(run, monkeypatch, capsys):
     code, _, err = call(monkeypatch, capsys, "export", run)
     assert code == 2
     assert err.count("\n") == 1
-    assert 'pip install "tqpo[export]"' in err
+    assert 'pip install ".[export]" in the clone' in err
 
 
 def test_a_policy_without_evaluation_says_so():

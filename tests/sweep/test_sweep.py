@@ -196,7 +196,7 @@ def test_progress_is_read_from_a_file_that_grows(tmp_path):
         (["nowhere.toml", "--local"], "nowhere.toml does not exist: give the TOML file of a sweep"),
         (["x.toml", "--local", "--address", "auto"], "--local and --address: a sweep runs here or on a cluster"),
         (["x.toml", "--jobs", "2"], "jobs = 2: at least 1, with --local"),
-        (["x.toml"], 'Ray is not installed: pip install "tqpo[ray]", or stay on this machine with --local'),
+        (["x.toml"], 'Ray is not installed: pip install ".[ray]" in the clone, or stay on this machine with --local'),
     ],
 )
 def test_wrong_input_is_one_line(words, message, monkeypatch, capsys):

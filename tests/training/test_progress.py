@@ -35,6 +35,24 @@ def test_before_its_first_episode_a_run_shows_only_its_multiplier(capsys):
     assert "return 0.00  Pr[C ≤ d] 0.0%  cost quantile 7.0  mean cost 1.0  λ 0.500" in lines(capsys, [3])[-1]
 
 
+def notes(multipliers, safe, bound=5.0, **changes):
+    """What is said of runs whose λ went through these values [iterations][runs]."""
+    progress = RunProgress("job", range(len(safe)), 30, [Constraint(**changes)], quiet=True, bound=bound)
+    progress.multipliers.extend(np.array(multipliers, float)[..., None])
+    return progress.notes({"safety_prob": np.array(safe), "episode_cost_mean": 40 * np.array(safe)})
+
+
+def test_a_constraint_that_is_not_met_says_what_its_multiplier_does():
+    assert notes([[4.0], [5.0], [5.0]], [0.19]) == ["λ at its bound 5"]
+    assert notes([[1.0], [2.0], [3.0]], [0.19]) == ["λ still rising"]
+    assert notes([[3.0], [2.0], [1.0]], [0.19]) == ["not met"]
+    assert notes([[4.0], [5.0], [5.0]], [0.95]) == []
+    assert notes([[4.0], [5.0], [5.0]], [np.nan]) == []  # no episode yet
+    assert notes([[4.0, 1.0], [5.0, 1.0]], [0.2, 0.3]) == ["λ at its bound 5 in 1 of 2 runs"]
+    assert notes([[1.0], [3.0]], [0.5], kind="mean", limit=15.0) == ["λ still rising"]  # mean cost 20
+    assert notes([[1.0], [3.0]], [0.3], kind="mean", limit=15.0) == []  # 12
+
+
 def test_runs_without_an_episode_are_nan_and_others_stay():
     progress = RunProgress("job", [0, 1], 2, [Constraint()], quiet=True)
     progress.update(1, metrics([0, 2]))

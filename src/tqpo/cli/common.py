@@ -119,7 +119,11 @@ def constraint_text(asked: dict) -> str:
     return f"Pr\\[{asked['name']} ≤ {asked['cost_limit']:g}] ≥ {asked['safety']:.0%}"
 
 
-def show_evaluation(evaluation: dict) -> None:
+def show_evaluation(evaluation: dict, path: pathlib.Path) -> None:
+    """The table and the verdict of a run; where that is a miss, what to do about it."""
+    from tqpo import store
+    from tqpo.training.shortfall import advice
+
     scopes = [(str(s["seed"]), s) for s in evaluation["seeds"]]
     if len(scopes) > 1:
         scopes.append(("all", evaluation["pooled"]))
@@ -141,3 +145,5 @@ def show_evaluation(evaluation: dict) -> None:
     if verdict := evaluation["verdict"]:
         colour = {"meets": "green", "misses": "red"}.get(verdict["word"], "yellow")
         console.print(f"[bold {colour}]{verdict['sentence']}[/]", soft_wrap=True)
+    for line in advice(store.open_run(path), evaluation):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

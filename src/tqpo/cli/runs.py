@@ -22,6 +22,8 @@ from tqpo.cli.common import (
 )
 from tqpo.errors import ConfigError
 
+MISSED = 3  # exit status
+
 
 @dataclasses.dataclass
 class Evaluate:
@@ -37,22 +39,20 @@ class Evaluate:
     """Act with the policy's mean instead of a sample."""
     json: bool = False
     """Print the result as JSON."""
+    fail_on_miss: bool = False
+    """Exit with status 3 if the verdict is that a constraint is missed."""
 
     def __call__(self) -> None:
-        from tqpo import store
-        from tqpo.training.evaluations import add_evaluation, evaluate_run
+        from tqpo.output.conclude import judge
 
-        how = (self.episodes, self.physics, self.deterministic)
         with progress("evaluating", hidden=self.json) as tick:
-            if store.is_shipped(self.run):
-                evaluation = evaluate_run(store.open_run(self.run), *how, tick)
-            else:
-                with store.open_run(self.run, write=True) as folder:
-                    evaluation = add_evaluation(folder, *how, tick)
+            evaluation = judge(self.run, self.episodes, self.physics, self.deterministic, tick)
         if self.json:
             print(json.dumps(evaluation))
         else:
-            show_evaluation(evaluation)
+            show_evaluation(evaluation, self.run)
+        if self.fail_on_miss and (evaluation["verdict"] or {}).get("word") == "misses":
+            sys.exit(MISSED)
 
 
 @dataclasses.dataclass

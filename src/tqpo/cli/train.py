@@ -118,7 +118,7 @@ class Train:
             folder.finish()
             done = f"training is done and kept; tqpo evaluate {folder.folder} judges it"
             raise Interrupted(signal.SIGINT, done) from None
-        show_evaluation(evaluation)
+        show_evaluation(evaluation, folder.folder)
         if not self.output.quiet:
             print("\n".join(f"{name:<7} {path}" for name, path in written.items()))
 

@@ -57,7 +57,7 @@ def connect(count: int) -> Iterator[Callable[[Callable[[], Unit]], Worker]]:
     try:
         import ray
     except ImportError:
-        raise ConfigError('--vector ray needs Ray: pip install "tqpo[ray]"') from None
+        raise ConfigError('--vector ray needs Ray: pip install ".[ray]" in the clone') from None
     own = not ray.is_initialized()
     if own:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

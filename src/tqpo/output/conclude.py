@@ -1,5 +1,6 @@
 """What a trained run is turned into: evaluation, figures, a video, a page."""
 
+import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,11 +19,12 @@ from tqpo.output import plots
 from tqpo.output.playback import record_episode
 from tqpo.output.report import Report, write_report
 from tqpo.output.video import write_video
-from tqpo.training.evaluations import add_evaluation, evaluation_key, evaluations_of
+from tqpo.training.evaluations import add_evaluation, evaluate_run, evaluation_key, evaluations_of
 from tqpo.training.job import Job, Prepared, prepared_of
 from tqpo.training.policies import load_policies, load_policy
 from tqpo.types import Env, Key
 
+PAGE = "report.html"
 EVERY = 4  # steps between two frames of a video
 
 
@@ -40,11 +42,28 @@ def conclude(
     evaluation = add_evaluation(folder, episodes, "jax", False, progress)
     if report:
         write_plots([folder], folder.folder / "plots")
-        written |= {"report": write_page(folder, folder.folder / "report.html"), "run": folder.folder}
+        written |= {"report": write_page(folder, folder.folder / PAGE), "run": folder.folder}
         if isinstance(unwrapped(prepared_of(folder.config).env), Task):
             written["video"] = write_episode(folder, folder.folder / "episode.gif")
     folder.finish()
     return evaluation, written
+
+
+def judge(
+    path: str | os.PathLike, episodes: int, physics: str, deterministic: bool, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Evaluates a run, keeps the result in it and renews its figures and its page, if it has one.
+
+    A policy that came with the package keeps nothing.
+    """
+    if store.is_shipped(path):
+        return evaluate_run(store.open_run(path), episodes, physics, deterministic, progress)
+    with store.open_run(path, write=True) as folder:
+        evaluation = add_evaluation(folder, episodes, physics, deterministic, progress)
+        if (folder.folder / PAGE).exists():
+            write_plots([folder], folder.folder / "plots")
+            write_page(folder, folder.folder / PAGE)
+    return evaluation
 
 
 def label_of(prepared: Prepared) -> str:

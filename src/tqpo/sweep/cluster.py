@@ -93,7 +93,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        hint = 'pip install "tqpo[ray]", or stay on this machine with --local'
+        hint = 'pip install ".[ray]" in the clone, or stay on this machine with --local'
         raise ConfigError(f"Ray is not installed: {hint}") from None
     return ray
 

@@ -23,6 +23,7 @@ from tqpo.training.loggers import Loggers
 from tqpo.training.policies import policies_of
 from tqpo.training.program import Chunk, Group, Metrics, NonFiniteError, init_group, run
 from tqpo.training.progress import RunProgress, Say
+from tqpo.training.shortfall import bound_of
 from tqpo.types import PyTree
 
 CHECKPOINTS_KEPT = 3
@@ -124,7 +125,9 @@ def train_job(prepared: Prepared, folder: store.Run, position: Position, options
     """Trains one job, with a live view, loggers and snapshots; then chooses its policies."""
     job = prepared.job
     title = f"{job.algo} on {job.task}, {prepared.goal}{'' if job.constraints else ' safe'}"
-    progress = RunProgress(title, job.seeds, prepared.iterations, prepared.asked, options.quiet)
+    progress = RunProgress(
+        title, job.seeds, prepared.iterations, prepared.asked, options.quiet, bound_of(prepared.config)
+    )
     loggers = Loggers(folder, prepared, position.iteration * prepared.iteration_steps, options.wandb, progress.say)
 
     def watch(iteration: int, chunk: Chunk) -> bool:

@@ -1,6 +1,8 @@
 """What a person sees while a run trains: a live table in a terminal, plain lines elsewhere, nothing when quiet."""
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -13,6 +15,7 @@ from rich.table import Table
 
 from tqpo.algorithms.settings import Constraint
 from tqpo.maths.statistics import cost_decimals
+from tqpo.training.shortfall import RECENT, say_multiplier
 
 ROWS = 12  # seeds shown one by one
 LINE_EVERY = 5.0  # s between plain lines
@@ -24,9 +27,17 @@ class RunProgress:
     """Shows the seeds of one run; used as a context manager."""
 
     def __init__(
-        self, title: str, seeds: Sequence[int], iterations: int, constraints: Sequence[Constraint], quiet: bool
+        self,
+        title: str,
+        seeds: Sequence[int],
+        iterations: int,
+        constraints: Sequence[Constraint],
+        quiet: bool,
+        bound: float = math.inf,
     ):
         self.title, self.seeds, self.iterations, self.constraints = escape(title), list(seeds), iterations, constraints
+        self.bound = bound  # of λ
+        self.multipliers: deque[np.ndarray] = deque(maxlen=max(2, round(RECENT * iterations)))  # recent, each [runs, K]
         self.console = Console(quiet=quiet, stderr=False)
         self.clock = self.last_line = time.monotonic()
         self.chunks, self.rate = 0, 0.0  # the rate in steps per second
@@ -71,9 +82,10 @@ class RunProgress:
         self.finished += metrics["episodes"].sum(0)
         shown = {name: metrics[name][-1] for name in COLUMNS if name in metrics}
         last = {name: x if name == "multiplier" else self.known(x) for name, x in shown.items()}
+        self.multipliers.extend(per_constraint(x) for x in metrics.get("multiplier", ()))
         self.progress.update(self.bar, completed=iteration, rate=f"{self.rate:,.0f} steps/s")
         if self.live is not None:
-            self.live.update(Group(self.progress, self.table(last)))
+            self.live.update(Group(self.progress, self.table(last), *self.notes(last)))
         elif now - self.last_line > LINE_EVERY or iteration >= self.iterations:
             self.last_line = now
             self.say(self.line(iteration, last))
@@ -85,7 +97,19 @@ class RunProgress:
     def line(self, iteration: int, last: dict[str, np.ndarray]) -> str:
         shown = {name: per_constraint(last[name]).mean(0) for name in COLUMNS if name in last}
         parts = "  ".join(f"{COLUMNS[name][0]} {' | '.join(self.numbers(name, x))}" for name, x in shown.items())
-        return f"{iteration:>5}/{self.iterations}  {parts}  {self.rate:,.0f} steps/s"
+        return "  ".join([f"{iteration:>5}/{self.iterations}", parts, f"{self.rate:,.0f} steps/s", *self.notes(last)])
+
+    def notes(self, last: dict[str, np.ndarray]) -> list[str]:
+        """On each constraint that is not met, what its λ does."""
+        said = []
+        for k, c in enumerate(self.constraints if self.multipliers else ()):
+            column = "episode_cost_mean" if c.kind == "mean" else "safety_prob"
+            value = per_constraint(last[column])[:, k]
+            unmet = value > c.limit if c.kind == "mean" else value < c.safety
+            first, now = self.multipliers[0][:, k], self.multipliers[-1][:, k]
+            whose = f"constraint {k + 1}: " if len(self.constraints) > 1 else ""
+            said += [whose + text] if (text := say_multiplier(first, now, unmet, self.bound)) else []
+        return said
 
     def table(self, last: dict[str, np.ndarray]) -> Table:
         table = Table(expand=True, box=None, padding=(0, 1))
