@@ -69,7 +69,9 @@ def encode(policy: ActorPolicy, to: str, facts: Mapping[str, Any]) -> bytes:
     try:
         return importlib.import_module(FORMATS[to]).encode(policy, facts)
     except ImportError as error:
-        raise ConfigError(f'{to} files need a package that is missing ({error}): pip install ".[export]" in the clone') from None
+        raise ConfigError(
+            f'{to} files need a package that is missing ({error}): pip install ".[export]" in the clone'
+        ) from None
 
 
 def write(path: pathlib.Path, data: bytes) -> pathlib.Path:
