@@ -351,3 +351,21 @@ def test_vector_draws():
     batch.reset(seed=0)
     frames = batch.render()
     assert [frame.shape for frame in frames] == [(528, 480, 3)] * 2
+
+
+@pytest.mark.filterwarnings("ignore:os.fork")
+def test_copies_in_forked_processes_are_refused_and_do_not_hang():
+    batch = vector(2, vectorization_mode="async", vector_kwargs={"context": "fork"})
+    batch.reset_async(seed=0)
+    with pytest.raises(ConfigError, match=r'JAX does not survive a fork: .*\{"context": "spawn"\}'):
+        batch.reset_wait(timeout=60)
+    batch.close(terminate=True)
+
+
+@pytest.mark.slow
+def test_copies_in_spawned_processes_are_those_of_one_program():
+    batch, one = vector(2, vectorization_mode="async", vector_kwargs={"context": "spawn"}), vector(2)
+    np.testing.assert_allclose(batch.reset(seed=0)[0], one.reset(seed=0)[0], atol=1e-5)
+    still = np.zeros((2, 2), np.float32)
+    np.testing.assert_allclose(batch.step(still)[0], one.step(still)[0], atol=1e-5)
+    batch.close()

@@ -18,8 +18,9 @@ Gymnasium's "NextStep" (default), "SameStep" or "Disabled". Copy i under seed s 
 under seed s + i.
 """
 
+import os
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -97,6 +98,21 @@ def check_action(action: Any, shape: tuple[int, ...], strict: bool) -> np.ndarra
     return np.clip(array, -1.0, 1.0)
 
 
+@cache
+def first_process() -> int:
+    """Where the first environment was made. JAX's threads are there, and a fork of it is without them."""
+    return os.getpid()
+
+
+def check_process() -> None:
+    """Raises in a fork, where JAX would wait for ever."""
+    if os.getpid() != first_process():
+        raise ConfigError(
+            "JAX does not survive a fork: leave out vectorization_mode (all copies are then one program), or add "
+            'vector_kwargs={"context": "spawn"}'
+        )
+
+
 def check_options(options: dict[str, Any] | None, allowed: tuple[str, ...]) -> dict[str, Any]:
     for name in options or {}:
         if name not in allowed:
@@ -155,6 +171,7 @@ class TaskEnv(gymnasium.Env):
         strict: bool = True,
         **changes: Any,
     ) -> None:
+        first_process()
         choose("physics", physics, ("jax", "mujoco"))
         choose("view", view, ("top", "3d") if physics == "mujoco" else ("top",))
         self.render_mode = choose("render_mode", render_mode, (None, "rgb_array"))
@@ -172,6 +189,7 @@ class TaskEnv(gymnasium.Env):
             self.world = JaxWorld(self.task)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        check_process()
         super().reset(seed=seed)
         options = check_options(options, ("layout",))
         if seed is not None or self._keys is None:
