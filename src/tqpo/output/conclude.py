@@ -59,10 +59,14 @@ def judge(
     if store.is_shipped(path):
         return evaluate_run(store.open_run(path), episodes, physics, deterministic, progress)
     with store.open_run(path, write=True) as folder:
+        finished = folder.finished
         evaluation = add_evaluation(folder, episodes, physics, deterministic, progress)
         if (folder.folder / PAGE).exists():
-            write_plots([folder], folder.folder / "plots")
-            write_page(folder, folder.folder / PAGE)
+            renewed = [*write_plots([folder], folder.folder / "plots"), write_page(folder, folder.folder / PAGE)]
+            for path in renewed:  # with new checksums
+                folder.write_file(path.relative_to(folder.folder).as_posix(), path.read_bytes())
+            if finished:
+                folder.finish()
     return evaluation
 
 
