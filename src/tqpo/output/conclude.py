@@ -63,8 +63,8 @@ def judge(
         evaluation = add_evaluation(folder, episodes, physics, deterministic, progress)
         if (folder.folder / PAGE).exists():
             renewed = [*write_plots([folder], folder.folder / "plots"), write_page(folder, folder.folder / PAGE)]
-            for path in renewed:  # with new checksums
-                folder.write_file(path.relative_to(folder.folder).as_posix(), path.read_bytes())
+            for file in renewed:  # with new checksums
+                folder.write_file(file.relative_to(folder.folder).as_posix(), file.read_bytes())
             if finished:
                 folder.finish()
     return evaluation
