@@ -45,11 +45,12 @@ def notes(multipliers, safe, bound=5.0, **changes):
 def test_a_constraint_that_is_not_met_says_what_its_multiplier_does():
     assert notes([[4.0], [5.0], [5.0]], [0.19]) == ["λ at its bound 5"]
     assert notes([[1.0], [2.0], [3.0]], [0.19]) == ["λ still rising"]
-    assert notes([[3.0], [2.0], [1.0]], [0.19]) == ["not met"]
+    assert notes([[3.0], [2.0], [1.0]], [0.19]) == ["Pr[C ≤ d] below its level"]
     assert notes([[4.0], [5.0], [5.0]], [0.95]) == []
     assert notes([[4.0], [5.0], [5.0]], [np.nan]) == []  # no episode yet
     assert notes([[4.0, 1.0], [5.0, 1.0]], [0.2, 0.3]) == ["λ at its bound 5 in 1 of 2 runs"]
     assert notes([[1.0], [3.0]], [0.5], kind="mean", limit=15.0) == ["λ still rising"]  # mean cost 20
+    assert notes([[3.0], [1.0]], [0.5], kind="mean", limit=15.0) == ["mean above its limit"]
     assert notes([[1.0], [3.0]], [0.3], kind="mean", limit=15.0) == []  # 12
 
 

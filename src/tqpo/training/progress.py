@@ -103,12 +103,13 @@ class RunProgress:
         """On each constraint that is not met, what its λ does."""
         said = []
         for k, c in enumerate(self.constraints if self.multipliers else ()):
-            column = "episode_cost_mean" if c.kind == "mean" else "safety_prob"
-            value = per_constraint(last[column])[:, k]
-            unmet = value > c.limit if c.kind == "mean" else value < c.safety
+            if c.kind == "mean":
+                unmet, otherwise = per_constraint(last["episode_cost_mean"])[:, k] > c.limit, "mean above its limit"
+            else:
+                unmet, otherwise = per_constraint(last["safety_prob"])[:, k] < c.safety, "Pr[C ≤ d] below its level"
             first, now = self.multipliers[0][:, k], self.multipliers[-1][:, k]
             whose = f"constraint {k + 1}: " if len(self.constraints) > 1 else ""
-            said += [whose + text] if (text := say_multiplier(first, now, unmet, self.bound)) else []
+            said += [whose + text] if (text := say_multiplier(first, now, unmet, self.bound, otherwise)) else []
         return said
 
     def table(self, last: dict[str, np.ndarray]) -> Table:

@@ -21,11 +21,11 @@ def bound_of(config: Any) -> float:
     return math.exp(budget.LOG_HIGHEST) if dual is None else float(dual.max_multiplier)
 
 
-def say_multiplier(first: np.ndarray, last: np.ndarray, unmet: np.ndarray, bound: float) -> str:
+def say_multiplier(first: np.ndarray, last: np.ndarray, unmet: np.ndarray, bound: float, otherwise: str) -> str:
     """What λ [runs] does where a constraint is not met, by what it was and what it is; empty where all runs meet it."""
     at_bound = unmet & (last >= AT_BOUND * bound)
     rising = unmet & ~at_bound & (last > RISING * first)
-    kinds = {f"λ at its bound {bound:.3g}": at_bound, "λ still rising": rising, "not met": unmet}
+    kinds = {f"λ at its bound {bound:.3g}": at_bound, "λ still rising": rising, otherwise: unmet}
     where = f" of {len(unmet)} runs" if len(unmet) > 1 else ""
     return next((f"{text} in {n}{where}" if where else text for text, which in kinds.items() if (n := which.sum())), "")
 
@@ -57,8 +57,8 @@ def at_the_end(run: store.Run, prepared: Prepared, k: int) -> tuple[str, float]:
         return f"{prepared.job.algo} does not bound the cost", best
     table = tables["multiplier"]
     first, last = table[-max(2, round(RECENT * len(table))) :][0], table[-1]
-    said = say_multiplier(first, last, np.ones(len(last), bool), bound_of(prepared.config))
-    return f"{said.replace('not met', 'λ did not rise any more')} at the end of training", best
+    missed, bound = np.ones(len(last), bool), bound_of(prepared.config)
+    return f"{say_multiplier(first, last, missed, bound, 'λ no longer rising')} at the end of training", best
 
 
 def options(prepared: Prepared, said: str, asked: dict[str, Any], judged: dict[str, Any]) -> Iterator[tuple[str, str]]:
