@@ -144,3 +144,15 @@ def test_every_setting_has_a_default_and_a_meaning():
     learning_rate = next(row for row in rows if row.startswith("| `learning_rate` "))
     assert "| 0.0003 | `paper`" in learning_rate
     assert ": 0.0001 |" in learning_rate
+
+
+def test_nobody_is_sent_to_an_index_that_does_not_have_the_package():
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.py")]
+    assert [str(path) for path in files if re.search(r"install [\"']?tqpo", path.read_text("utf-8"))] == []
+
+
+def test_after_make_the_command_is_found():
+    for name in ("README.md", "docs/getting-started.md"):
+        text = (ROOT / name).read_text("utf-8")
+        for words in ("source .venv/bin/activate", "`.venv/bin/tqpo`", "`uv tool install .`"):
+            assert words in text, (name, words)
