@@ -119,8 +119,8 @@ def constraint_text(asked: dict) -> str:
     return f"Pr\\[{asked['name']} ≤ {asked['cost_limit']:g}] ≥ {asked['safety']:.0%}"
 
 
-def show_evaluation(evaluation: dict, path: pathlib.Path) -> None:
-    """The table and the verdict of a run; where that is a miss, what to do about it."""
+def show_evaluation(evaluation: dict, path: pathlib.Path, quiet: bool = False) -> None:
+    """The table and the verdict of a run; where that is a miss and not `quiet`, what to do about it."""
     from tqpo import store
     from tqpo.training.shortfall import advice
 
@@ -145,5 +145,5 @@ def show_evaluation(evaluation: dict, path: pathlib.Path) -> None:
     if verdict := evaluation["verdict"]:
         colour = {"meets": "green", "misses": "red"}.get(verdict["word"], "yellow")
         console.print(f"[bold {colour}]{verdict['sentence']}[/]", soft_wrap=True)
-    for line in advice(store.open_run(path), evaluation):
+    for line in [] if quiet else advice(store.open_run(path), evaluation):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -118,7 +118,7 @@ class Train:
             folder.finish()
             done = f"training is done and kept; tqpo evaluate {folder.folder} judges it"
             raise Interrupted(signal.SIGINT, done) from None
-        show_evaluation(evaluation, folder.folder)
+        show_evaluation(evaluation, folder.folder, self.output.quiet)
         if not self.output.quiet:
             print("\n".join(f"{name:<7} {path}" for name, path in written.items()))
 
@@ -133,7 +133,7 @@ class Train:
             "task_settings": assignments(self.environment.task_set),
             "constraints": tuple(self.problem.constraint),
         }
-        return Job(**{field.name: fields[field.name] for field in dataclasses.fields(Job)})
+        return Job(**{f.name: fields[f.name] for f in dataclasses.fields(Job) if f.name in fields})
 
     def _begun_with(self, path: pathlib.Path, mine) -> int:
         """The evaluation's episodes: those given now, or as a run was begun.

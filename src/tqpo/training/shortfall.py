@@ -31,12 +31,14 @@ def say_multiplier(first: np.ndarray, last: np.ndarray, unmet: np.ndarray, bound
 
 
 def advice(run: store.Run, evaluation: dict[str, Any]) -> list[str]:
-    """Of each constraint that an evaluation misses: why, and what to add to the command. Nothing if it misses none."""
+    """Of each constraint that an evaluation misses: why, and what to add to the command. Nothing if it misses none, or
+    where the policy came without its curves."""
     pairs = zip(evaluation["constraints"], evaluation["pooled"]["constraints"], strict=True)
     missed = [(k, asked, judged) for k, (asked, judged) in enumerate(pairs) if judged["verdict"]["word"] == "misses"]
-    prepared, lines = prepared_of(run.config) if missed else None, []
+    if not missed or not run.metrics():
+        return []
+    prepared, lines = prepared_of(run.config), []
     for k, asked, judged in missed:
-        assert prepared is not None
         said, best = at_the_end(run, prepared, k)
         far = asked["kind"] == "quantile" and best < asked["safety"]
         reached = f" At best {best:.0%} of recent episodes were within the limit." if far else ""
@@ -44,7 +46,7 @@ def advice(run: store.Run, evaluation: dict[str, Any]) -> list[str]:
             f"{asked['name']} ≤ {asked['cost_limit']:g} is not met: {said}.{reached} Try the same command with"
         )
         lines += [f"  {words:<30} {why}" for words, why in options(prepared, said, asked, judged)]
-    return [*lines, f"More in {PAGE}"] if lines else []
+    return [*lines, f"More in {PAGE}"]
 
 
 def at_the_end(run: store.Run, prepared: Prepared, k: int) -> tuple[str, float]:
