@@ -32,12 +32,14 @@ def test_before_its_first_episode_a_run_shows_only_its_multiplier(capsys):
     first, line = lines(capsys, [0])
     assert "1 run;" in first
     assert "return –  Pr[C ≤ d] –  cost quantile –  mean cost –  λ 0.500" in line
+    assert line.endswith("no episode has ended yet")
     assert "return 0.00  Pr[C ≤ d] 0.0%  cost quantile 7.0  mean cost 1.0  λ 0.500" in lines(capsys, [3])[-1]
 
 
 def notes(multipliers, safe, bound=5.0, **changes):
     """What is said of runs whose λ went through these values [iterations][runs]."""
     progress = RunProgress("job", range(len(safe)), 30, [Constraint(**changes)], quiet=True, bound=bound)
+    progress.finished += 1
     progress.multipliers.extend(np.array(multipliers, float)[..., None])
     return progress.notes({"safety_prob": np.array(safe), "episode_cost_mean": 40 * np.array(safe)})
 

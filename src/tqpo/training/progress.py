@@ -101,6 +101,8 @@ class RunProgress:
 
     def notes(self, last: dict[str, np.ndarray]) -> list[str]:
         """On each constraint that is not met, what its λ does."""
+        if not self.finished.any():
+            return ["no episode has ended yet"]
         said = []
         for k, c in enumerate(self.constraints if self.multipliers else ()):
             if c.kind == "mean":
