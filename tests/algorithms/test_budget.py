@@ -78,7 +78,9 @@ def forward(obs, memory, prev_action, prev_reward, noise):
     return Decision(action, jnp.zeros(len(obs)), None, None)
 
 
-@pytest.mark.parametrize(("env", "steps"), [(WIDE, 60), (Counter(), 11)], ids=["SimpleEnv", "Counter"])
+@pytest.mark.parametrize(
+    ("env", "steps"), [pytest.param(WIDE, 60, marks=pytest.mark.slow), (Counter(), 11)], ids=["SimpleEnv", "Counter"]
+)
 def test_the_wrapper_shows_the_cost_so_far(env, steps):
     both = Budgeted(env, Budget((0, 1), (2.0, 3.0), env.max_steps))
     runner = rollout.start(jax.random.key(0), both, 5, None)

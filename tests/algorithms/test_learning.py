@@ -81,6 +81,7 @@ def test_discrete_choice(kind):
     assert (metrics["entropy"][-1] < 0.6).all()
 
 
+@pytest.mark.slow
 def test_fast_tqpo_learns_a_short_simple_env():
     """Episodes of 200 steps: what it earns rises from nothing, with nothing changed but the length and the limit."""
     group = program.Group(make("SimpleEnv", max_steps=200), "tqpo", (preset("fast", cost_limit=3.0),), (0,))
