@@ -1,6 +1,6 @@
-"""What the site has beyond the pages: the settings reference, and files of the repository that pages show.
+"""What the site has beyond the pages: the references of settings and functions, and files that pages show.
 
-mkdocs calls the functions `on_…`; settings.md says where the tables go.
+mkdocs calls the functions `on_…`; settings.md and api.md say where the references go.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import re
 import tokenize
 from typing import Any
 
+import tqpo
 from tqpo.algorithms import presets
 from tqpo.envs import TASKS
 from tqpo.envs.config import TaskConfig
@@ -19,7 +20,6 @@ from tqpo.training.job import Job
 
 ROOT = pathlib.Path(__file__).parents[1]
 OUTSIDE = re.compile(r"\]\(\.\./((?:results|examples)/[^)#]+)\)")
-MARKER = "<!-- settings -->"
 
 
 def on_files(files, config):
@@ -35,7 +35,17 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, **_):
     markdown = OUTSIDE.sub(r"](\1)", markdown)
-    return markdown.replace(MARKER, reference()) if MARKER in markdown else markdown
+    for marker, write in {"<!-- settings -->": reference, "<!-- functions -->": functions}.items():
+        markdown = markdown.replace(marker, write()) if marker in markdown else markdown
+    return markdown
+
+
+def functions() -> str:
+    """What `import tqpo` gives, and the classes that it returns, for mkdocstrings to write out."""
+    given = [getattr(tqpo, name) for name in sorted(tqpo.__all__, key=lambda name: name != "train")]
+    returned = dict.fromkeys(inspect.signature(f).return_annotation for f in given)
+    own = [c for c in returned if inspect.isclass(c) and c.__module__.startswith("tqpo")]
+    return "\n\n".join(f"::: {x.__module__}.{x.__qualname__}" for x in (*given, *own))
 
 
 def reference() -> str:
