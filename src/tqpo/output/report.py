@@ -180,12 +180,12 @@ def numbers(asked: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, 
 
     shown = {
         f"Within the limit of {asked['cost_limit']:g}": probability(measured["safety_prob"], asked["safety"]),
-        f"Episode cost, {100 * asked['safety']:g}% quantile": interval(measured["episode_cost_quantile"], cost),
-        "Episode cost, mean": interval(measured["episode_cost_mean"], cost),
+        f"Cost, {100 * asked['safety']:g}% quantile": interval(measured["episode_cost_quantile"], cost),
+        "Cost, mean": interval(measured["episode_cost_mean"], cost),
     }
     if "episode_cost_max" in measured:
         value, ends = interval(measured["episode_cost_99"], cost)
-        shown["Episode cost, 99% quantile"] = value, f"{ends}; at worst {cost(measured['episode_cost_max'])}"
+        shown["Cost, 99% quantile"] = value, f"{ends}; at worst {cost(measured['episode_cost_max'])}"
     return shown
 
 
