@@ -187,7 +187,8 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
 
     # A, A_cost and A_out
     advantage, value = learner.reward_targets(experience, config.learner)
-    cost = experience.rollout.batch.cost[..., channels] / episodes.units(constraints)
+    unit = episodes.units(limit)
+    cost = experience.rollout.batch.cost[..., channels] / unit
     cost_advantage, cost_value = learner.cost_targets(
         experience, cost, values["cost_value"], next_values["cost_value"], config.learner
     )

@@ -88,7 +88,7 @@ def check(config: DualConfig) -> None:
 
 def cost_scales(config: DualConfig, constraints: tuple[Constraint, ...]) -> Array | float:
     """What costs are divided by: `cost_scale`, or the units [K] of the limits, so that other units change nothing."""
-    return episodes.units(constraints) if config.cost_scale is None else config.cost_scale
+    return episodes.units(episodes.limits(constraints)) if config.cost_scale is None else config.cost_scale
 
 
 def track_quantile(q: Array | float, q_hat: Array | float, alpha: Array | float) -> Array:

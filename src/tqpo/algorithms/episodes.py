@@ -72,9 +72,8 @@ def limits(constraints: tuple[Constraint, ...]) -> Array:
     return jnp.stack([jnp.asarray(c.limit, float) for c in constraints])
 
 
-def units(constraints: tuple[Constraint, ...]) -> Array:
-    """[K] the cost that counts as 1 where limits set the scale, d/1.5; 1 for a limit of 0, which has no unit."""
-    limit = limits(constraints)
+def units(limit: Array) -> Array:
+    """[K] the cost that counts as 1 where limits [K] set the scale, d/1.5; 1 for a limit of 0, which has no unit."""
     return jnp.where(limit > 0, limit / COSTS_PER_LIMIT, 1.0)
 
 
