@@ -35,15 +35,15 @@ def test_nothing_is_said_of_a_constraint_that_is_met_or_undecided(run):
 def test_a_multiplier_at_its_bound_and_a_level_out_of_reach(run, monkeypatch):
     lines = said(run, monkeypatch, [1.0, 19.0, 20.0, 20.0], np.array([0.1, 0.3, 0.43, 0.2]))
     assert lines[0].startswith("cost ≤ 15 is not met: λ at its bound 20 at the end of training. At best 43% of recent")
-    options = [" ".join(line.split()[:2]) for line in lines[1:-1]]
+    options = [" ".join(line.split()[:2]) for line in lines[2:-1]]
     assert options == ["--algo budget", "--set max_multiplier=80", "--cost-limit 57.5"]
     assert lines[-1] == f"More in {shortfall.PAGE}"
 
 
 def test_a_multiplier_that_still_rises_wants_more_steps(run, monkeypatch):
     lines = said(run, monkeypatch, [1.0, 2.0, 3.0, 4.0], np.array([0.1, 0.95, 0.5, 0.6]))
-    assert "λ still rising at the end of training. Try" in lines[0]  # the level was reached once
-    assert [" ".join(line.split()[:2]) for line in lines[1:-1]] == ["--algo budget", "--steps 400", "--cost-limit 57.5"]
+    assert lines[0].endswith("λ still rising at the end of training.")  # the level was reached once
+    assert [" ".join(line.split()[:2]) for line in lines[2:-1]] == ["--algo budget", "--steps 400", "--cost-limit 57.5"]
 
 
 def test_every_algorithm_with_a_multiplier_has_a_bound(run):

@@ -42,9 +42,10 @@ def advice(run: store.Run, evaluation: dict[str, Any]) -> list[str]:
         said, best = at_the_end(run, prepared, k)
         far = asked["kind"] == "quantile" and best < asked["safety"]
         reached = f" At best {best:.0%} of recent episodes were within the limit." if far else ""
-        lines.append(
-            f"{asked['name']} ≤ {asked['cost_limit']:g} is not met: {said}.{reached} Try the same command with"
-        )
+        lines += [
+            f"{asked['name']} ≤ {asked['cost_limit']:g} is not met: {said}.{reached}",
+            "Try the same command with",
+        ]
         lines += [f"  {words:<30} {why}" for words, why in options(prepared, said, asked, judged)]
     return [*lines, f"More in {PAGE}"]
 
