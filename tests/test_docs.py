@@ -105,6 +105,23 @@ def test_every_block_has_a_language_and_reads(page):
             compile(block.code, where, "exec")
 
 
+def anchors_of(page: pathlib.Path) -> set[str]:
+    """The headings of a page as links name them."""
+    heads = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text("utf-8")), re.MULTILINE)
+    plain = (re.sub(r"[^\w\s-]", "", head.encode("ascii", "ignore").decode()).strip().lower() for head in heads)
+    return {re.sub(r"[-\s]+", "-", head) for head in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page.read_text("utf-8"))):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if "://" not in link:
+            assert target.exists(), link
+            assert not anchor or anchor in anchors_of(target), link
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_lines_are_at_most_120_long(page):
     if page.name == "parity.md":
