@@ -353,7 +353,7 @@ def test_vector_draws():
     assert [frame.shape for frame in frames] == [(528, 480, 3)] * 2
 
 
-@pytest.mark.filterwarnings("ignore:os.fork")
+@pytest.mark.filterwarnings("ignore")  # of JAX about the fork, of Gymnasium about the error
 def test_copies_in_forked_processes_are_refused_and_do_not_hang():
     batch = vector(2, vectorization_mode="async", vector_kwargs={"context": "fork"})
     batch.reset_async(seed=0)
