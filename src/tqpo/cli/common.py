@@ -75,14 +75,15 @@ def progress(title: str, hidden: bool):
 
 
 def new_table(title: str, columns: Iterable[str], right: Iterable[str] = ()):
-    """An empty table; the columns `right` hold numbers. Long names of runs are folded."""
+    """An empty table; the columns `right` hold numbers. What is too long for its column is folded, never cut."""
+    from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title)
+    table = Table(title=title, box=SIMPLE_HEAD, padding=0, pad_edge=False, title_justify="left")
     for column in columns:
-        run = {"overflow": "fold", "min_width": 12} if column == "run" else {}
-        table.add_column(escape(column), justify="right" if column in right else "left", **run)
+        side = "right" if column in right else "left"
+        table.add_column(escape(column), justify=side, overflow="fold", min_width=12 if column == "run" else None)
     return table
 
 
@@ -109,7 +110,7 @@ def costs(measured: dict, limit: float) -> list[str]:
     return [*cells, text(measured["episode_cost_99"]["value"]), text(measured["episode_cost_max"])]
 
 
-COSTS = ("cost quantile", "mean cost", "99 % quantile", "worst episode")
+COSTS = ("quantile", "mean cost", "99 %", "worst")  # of the episode cost
 
 
 def constraint_text(asked: dict) -> str:
@@ -127,15 +128,16 @@ def show_evaluation(evaluation: dict, path: pathlib.Path, quiet: bool = False) -
     scopes = [(str(s["seed"]), s) for s in evaluation["seeds"]]
     if len(scopes) > 1:
         scopes.append(("all", evaluation["pooled"]))
-    numbers = ("seed", "episodes", "return", "Pr[C ≤ d]", *COSTS)
-    table = new_table(evaluation["label"], (*numbers[:3], "constraint", *numbers[3:], "verdict"), numbers)
+    numbers = ("seed", "return", "Pr[C ≤ d]", *COSTS)
+    several = len(evaluation["constraints"]) > 1
+    title = f"{evaluation['label']}, {evaluation['pooled']['episodes']:,} episodes"
+    table = new_table(title, (*numbers[:2], *["constraint"] * several, *numbers[2:], "verdict"), numbers)
     for name, scope in scopes:
         for c, asked in zip(scope["constraints"], evaluation["constraints"], strict=True):
             table.add_row(
                 name,
-                f"{scope['episodes']:,}",
                 interval(scope["return"], "{:.2f}"),
-                constraint_text(asked),
+                *[constraint_text(asked)] * several,
                 interval(c["safety_prob"], "{:.1%}"),
                 *costs(c, asked["cost_limit"]),
                 c["verdict"]["word"],
