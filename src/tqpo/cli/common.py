@@ -97,7 +97,7 @@ def interval(estimate: dict, form: str) -> str:
 
 
 def costs(measured: dict, limit: float) -> list[str]:
-    """Quantile and mean of the episode cost with their intervals, 99 % quantile, worst episode; – where not evaluated."""
+    """Quantile and mean of the episode cost with their intervals, 99 % quantile, worst episode; – where not known."""
     from tqpo.maths.statistics import cost_text
 
     def text(x: float | None) -> str:

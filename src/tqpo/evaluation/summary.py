@@ -12,14 +12,17 @@ evaluating (sampled, deterministic, in MuJoCo):
 | `constraints` | [{`channel`, `name`, `kind`, `cost_limit`, `safety`}] |
 | `seeds` | [{`seed`, scope, `returns` [N], `episode_costs` [N, channels], `lengths` [N]}], the raw episodes included |
 | `pooled` | scope: all episodes, as if each came from a seed drawn at random |
-| `over_seeds` | {`seeds`, `return`, `safety_prob`: [interval per constraint]}: the IQM, and how it varies from seed to seed |
-| `verdict` | {`word`, `sentence`, `seeds`}, pooled: the word of the worst constraint, a sentence on each, the worst first, and
-how the seeds' own verdicts on that one fell. null without constraints |
+| `over_seeds` | {`seeds`, `return`, `safety_prob`: [interval per constraint]}: the IQM, from seed to seed |
+| `verdict` | {`word`, `sentence`, `seeds`}, pooled; null without constraints |
+
+The word of the verdict is that of the worst constraint. Its sentence speaks of each, the worst first; `seeds` says how
+the seeds' own verdicts on that one fell.
 
 A scope is {`episodes`, `length_mean`, `return`: bootstrap interval, `constraints`: [{`safe_episodes`, `safety_prob`:
 Clopper–Pearson interval, `episode_cost_quantile`: order-statistic interval, `episode_cost_mean`: bootstrap interval,
 `episode_cost_99`: order-statistic interval of the 99 % quantile, `episode_cost_max`: the worst episode, `verdict`:
-{`word`, `sentence`, `more_episodes`}}]}. An interval is {`value`, `low`, `high`}; an end that cannot be bounded is null.
+{`word`, `sentence`, `more_episodes`}}]}. An interval is {`value`, `low`, `high`}; an end that cannot be bounded is
+null.
 
 A quantile constraint is judged by its safety probability, a mean constraint by its mean.
 

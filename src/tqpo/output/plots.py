@@ -125,8 +125,8 @@ def multiplier_curves(curves: Sequence[Curve], title: str = "") -> "Figure":
 
 
 def cost_histogram(evaluations: Sequence[Mapping[str, Any]], constraint: int = 0, title: str = "") -> "Figure":
-    """Episode costs of each evaluation (`evaluation.summarise`), all seeds: a histogram with limit and quantile, and how
-    often each cost is exceeded, which shows the tail."""
+    """Episode costs of each evaluation (`evaluation.summarise`), all seeds: a histogram with limit and quantile, and
+    how often each cost is exceeded, which shows the tail."""
     with style():
         figure, axes = new_figure(len(evaluations), 2, (9.0, 2.6 * len(evaluations) + 0.5))
         # the axis ends where 1 in 200 episodes lies beyond; those go into the last bar
@@ -225,7 +225,7 @@ def draw_histogram(ax: "Axes", evaluation: Mapping[str, Any], constraint: int, t
 
 
 def draw_exceedance(ax: "Axes", evaluation: Mapping[str, Any], constraint: int) -> None:
-    """The share of episodes that cost more than x, on a logarithmic axis, with the limit and the share that may exceed it."""
+    """The share of episodes that cost more than x, on a log axis; the limit, and the share that may exceed it."""
     costs, asked = episode_costs(evaluation, constraint), asked_of(evaluation, constraint)
     values = np.unique(np.concatenate([[min(0.0, costs.min())], costs, [asked["cost_limit"]] if asked else []]))
     beyond = 1 - np.searchsorted(np.sort(costs), values, side="right") / len(costs)  # Pr[C > x]

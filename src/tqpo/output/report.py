@@ -294,8 +294,8 @@ def drawings(curves: Sequence[plots.Curve], evaluations: Sequence[Mapping[str, A
     shown = [e for e in evaluations if not e["constraints"] or len(e["constraints"]) > k][:6]
     about = (
         "Fresh episodes after training; orange: beyond the limit. Left: how many episodes cost so much. Right, on a "
-        "logarithmic scale: how many cost more than x. The constraint holds if the curve passes below the crossing of the "
-        "dashed lines."
+        "logarithmic scale: how many cost more than x. The constraint holds if the curve passes below the crossing of "
+        "the dashed lines."
     )
     yield plots.cost_histogram(shown, k), "Histogram and tail of the episode cost", about
 

@@ -172,10 +172,10 @@ def budget_lines(budget: Mapping[str, Any] | None) -> list[str]:
     )
     time = f" `time_left` is 1 − t/{shown.horizon} after t steps." if shown.horizon is not None else ""
     return [
-        f"`budget` holds {', '.join(names)}, for the limits {limits}. With C the episode's cost so far (0 at its start, the "
-        f"cost of every step added): `remaining` is (d − C)/d clipped to [-1, 1], `lost` is 1 where C > d, `nearness` is "
-        f"1 − 4·(d − C)/d clipped to [0, 1].{time} A policy that is not told its cost acts as if its budget were full: its "
-        "safety above does not hold then."
+        f"`budget` holds {', '.join(names)}, for the limits {limits}. With C the episode's cost so far (0 at its start, "
+        f"the cost of every step added): `remaining` is (d − C)/d clipped to [-1, 1], `lost` is 1 where C > d, "
+        f"`nearness` is 1 − 4·(d − C)/d clipped to [0, 1].{time} A policy that is not told its cost acts as if its "
+        "budget were full: its safety above does not hold then."
     ]
 
 
