@@ -12,7 +12,7 @@ import numpy as np
 
 
 def frames(task: str, steps: int, seed: int) -> Iterator[tuple[np.ndarray, bool]]:
-    """Frames of an episode driven straight at the goal, and whether the step cost."""
+    """Frames of an episode driven straight at the goal, or around it in circle tasks; and whether the step cost."""
     from tqpo.envs.gymnasium import TaskEnv
 
     env = TaskEnv(task, render_mode="rgb_array")
@@ -20,6 +20,8 @@ def frames(task: str, steps: int, seed: int) -> Iterator[tuple[np.ndarray, bool]
     for _ in range(steps):
         state = env.world.get_state()
         dx, dy = np.asarray(state.goal - state.pose[:2], float)
+        if env.config.goal == "circle":
+            dx, dy = dy, -dx
         turn = math.remainder(math.atan2(dy, dx) - float(state.pose[2]), 2.0 * math.pi)
         *_, info = env.step([0.02 if abs(turn) < 0.5 else 0.0, max(-1.0, min(1.0, 2.0 * turn))])
         frame = env.render()
@@ -32,6 +34,14 @@ EXAMPLES = {
     "DynamicEnv": (3, 201),
     "GremlinEnv": (4, 485),
     "DynamicButtonEnv": (0, 94),
+    "SafetyPointGoal0": (0, 60),
+    "SafetyPointButton0": (0, 60),
+    "SafetyPointButton1": (1, 150),
+    "SafetyPointButton2": (0, 150),
+    "SafetyPointCircle0": (0, 90),
+    "SafetyPointCircle1": (0, 90),
+    "SafetyPointCircle2": (1, 90),
+    "SafetyPointRun0": (0, 120),
 }  # seed, steps
 
 

@@ -49,7 +49,7 @@ def shake(rng, config: TaskConfig, out: State, rows: np.ndarray) -> State:
     n = len(rows)
     pose, velocity = out.pose.copy(), out.velocity.copy()
     place = rng.uniform(-config.extents, config.extents, (n, 2))
-    solids = out.boxes.pos[rows, :, :2] if config.gremlins else out.buttons[rows]
+    solids = np.concatenate([out.boxes.pos[rows, :, :2], out.buttons[rows]], axis=1)
     if solids.shape[1]:
         near = solids[np.arange(n), rng.integers(solids.shape[1], size=n)]
         angle, radius = rng.uniform(0.0, 2.0 * np.pi, n), rng.uniform(0.05, 0.28, n)
@@ -62,7 +62,9 @@ def shake(rng, config: TaskConfig, out: State, rows: np.ndarray) -> State:
     quat[rows] += 0.03 * rng.normal(size=quat[rows].shape)
     quat /= np.linalg.norm(quat, axis=-1, keepdims=True)
     vel[rows] += 0.1 * rng.normal(size=vel[rows].shape)
-    return out._replace(pose=pose, velocity=velocity, boxes=out.boxes._replace(pos=pos, quat=quat, vel=vel))
+    distance = np.linalg.norm(out.goal - pose[:, :2], axis=1)
+    boxes = out.boxes._replace(pos=pos, quat=quat, vel=vel)
+    return out._replace(pose=pose, velocity=velocity, boxes=boxes, distance=distance)
 
 
 def as_type(tree, dtype):

@@ -3,7 +3,7 @@
 | policy | does |
 |---|---|
 | random | uniform commands |
-| straight | turns to the goal and drives, whatever lies in between |
+| straight | turns to the goal and drives, whatever lies in between; around a circle, or down a run |
 | careful | the same, pushed aside by what the other lidars see near by |
 | ram | drives at the nearest solid thing (buttons, gremlins), else at hazards: for states in contact |
 """
@@ -43,16 +43,28 @@ def random(obs, noise, config: TaskConfig, xp):
     return noise
 
 
+def wanted(obs, config: TaskConfig, xp):
+    """Where the goal lies, ahead and left, as a sum over bins."""
+    if config.goal == "run":
+        field = obs[config.observation["magnetometer"]]  # points along the run
+        return field[0], field[1]
+    if config.goal == "circle":
+        ahead, left = direction(obs[config.observation["circle_lidar"]], config, xp)
+        return left, -ahead  # the centre on the left hand
+    goal = obs[config.observation["goal_lidar"]]
+    return direction(goal / (xp.max(goal) + 1e-9), config, xp)
+
+
 def straight(obs, noise, config: TaskConfig, xp):
-    return steer(*direction(obs[config.observation["goal_lidar"]], config, xp), obs, config, xp)
+    return steer(*wanted(obs, config, xp), obs, config, xp)
 
 
 def careful(obs, noise, config: TaskConfig, xp):
-    goal = obs[config.observation["goal_lidar"]]
-    ahead, left = direction(goal / (xp.max(goal) + 1e-9), config, xp)
-    for name in config.sources:
+    ahead, left = wanted(obs, config, xp)
+    for name in config.kinds:
         lidar = obs[config.observation[f"{name}_lidar"]]
         if name == "buttons":  # the goal is one of them, and not to be shunned
+            goal = obs[config.observation["goal_lidar"]]
             lidar = lidar * (goal < lidar - 1e-6)
         near = xp.maximum(0.0, 1.0 - (1.0 - lidar) * config.lidar_range / SHY_RANGE)
         push = direction(near, config, xp)
@@ -61,10 +73,13 @@ def careful(obs, noise, config: TaskConfig, xp):
 
 
 def ram(obs, noise, config: TaskConfig, xp):
-    target = next((n for n in ("buttons", "gremlins", "hazards") if n in config.sources), "goal")
-    lidar = obs[config.observation[f"{target}_lidar"]]
-    nearest = lidar * (lidar > 0.7 * xp.max(lidar))
-    return xp.clip(steer(*direction(nearest, config, xp), obs, config, xp) + 0.3 * noise, -1.0, 1.0)
+    target = next((n for n in ("buttons", "gremlins", "hazards") if n in config.kinds), None)
+    if target is None:
+        where = wanted(obs, config, xp)
+    else:
+        lidar = obs[config.observation[f"{target}_lidar"]]
+        where = direction(lidar * (lidar > 0.7 * xp.max(lidar)), config, xp)
+    return xp.clip(steer(*where, obs, config, xp) + 0.3 * noise, -1.0, 1.0)
 
 
 POLICIES: dict[str, Policy] = {"random": random, "straight": straight, "careful": careful, "ram": ram}

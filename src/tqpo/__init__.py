@@ -13,7 +13,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = ["evaluate", "load", "train"]
-TASKS = ("SimpleEnv", "DynamicEnv", "GremlinEnv", "DynamicButtonEnv")
+TASKS = (
+    *("SimpleEnv", "DynamicEnv", "GremlinEnv", "DynamicButtonEnv"),
+    *(
+        f"SafetyPoint{task}"
+        for task in ("Goal0", "Button0", "Button1", "Button2", "Circle0", "Circle1", "Circle2", "Run0")
+    ),
+)
 
 
 def __getattr__(name: str) -> Any:

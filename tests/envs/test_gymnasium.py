@@ -16,6 +16,12 @@ from tqpo.envs import TASKS
 from tqpo.envs.gymnasium import SafetyGymnasium, TaskEnv
 from tqpo.errors import ActionError, ConfigError, LayoutError, RenderError, UnknownNameError
 
+ALIKE = {
+    "SafetyPointButton2",
+    "SafetyPointCircle0",
+    "SafetyPointCircle1",
+}  # differ from others in numbers of things alone
+EACH = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in TASKS]
 PHYSICS = ("jax", "mujoco")
 SHORT = {"max_steps": 5}  # a DynamicEnv that ends soon
 COSTS = {"SimpleEnv": {"hazards", "buttons"}, "DynamicEnv": {"hazards"}, "GremlinEnv": {"hazards", "gremlins"}}
@@ -66,7 +72,7 @@ def test_the_tasks_have_names_in_a_fresh_process(script, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("physics", PHYSICS)
 def test_check_env(name, physics):
     env = make(name, physics=physics)
@@ -76,7 +82,7 @@ def test_check_env(name, physics):
         check_env(env.unwrapped)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", EACH)
 def test_both_physics_start_equal(name):
     starts = [make(name, physics=physics).reset(seed=4) for physics in PHYSICS]
     np.testing.assert_allclose(starts[0][0], starts[1][0], atol=2e-6)

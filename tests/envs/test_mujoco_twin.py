@@ -14,6 +14,7 @@ from reference.parity.episodes import stepper
 from reference.parity.one_step import pick, shake, velocities
 from reference.parity.policies import POLICIES
 from tqpo.envs import TASKS, Task
+from tqpo.envs.layout import GOAL_FIELD
 from tqpo.envs.lidar import lidar as jax_lidar
 from tqpo.envs.mjcf import model_xml
 from tqpo.envs.mujoco import MujocoTask, lidar
@@ -21,7 +22,11 @@ from tqpo.envs.mujoco import MujocoTask, lidar
 COPIES, STEPS = 40, 40
 
 
-@pytest.fixture(scope="module", params=list(TASKS))
+# These differ from another task in numbers of things alone; `python -m reference.parity` has them too.
+ALIKE = {"SafetyPointButton2", "SafetyPointCircle0", "SafetyPointCircle1"}
+
+
+@pytest.fixture(scope="module", params=[task for task in TASKS if task not in ALIKE])
 def run(request):
     """Per step: states before it, actions, steps and states after it, [COPIES, …].
 
@@ -92,6 +97,8 @@ def test_steps_from_the_same_state_are_equal(run):
 def test_goals_and_keys_follow_the_task(run):
     """From a state in which the goal is reached, both draw the same next goal."""
     config, history = run
+    if config.goal not in GOAL_FIELD:
+        pytest.skip("its goal stays where it is")
     before, actions, _, _ = history[0]
     place = before.goal - [0.15, 0.0]  # in the area, or overlapping the button
     with jax.enable_x64(True):

@@ -47,6 +47,7 @@ def expected_parts(lidar_range: float) -> dict[str, np.ndarray]:
         "magnetometer": np.array([-0.5, 0.0, 0.0]),  # the field lies behind
         "velocimeter": np.array([-0.2, -0.3, 0.0]),
         "goal_lidar": seen(1.0, 15, 0),  # straight ahead
+        "circle_lidar": seen(1.0, 15, 0),
         "hazards_lidar": seen(0.6, 3, 4),  # 90° to the left
         "gremlins_lidar": seen(1.5, 7, 8),  # behind
         "buttons_lidar": seen(1.2, 11, 12),  # 90° to the right

@@ -205,7 +205,12 @@ def test_layouts_keep_all_keepouts(name):
     config = TASKS[name]
     keys = jax.random.split(jax.random.key(5), 1000)
     layout = jax.jit(jax.vmap(lambda key: layouts.sample(key, config)))(keys)
-    kinds = [(layout.robot[:, None, :2], config.robot_keepout), (layout.hazards, config.hazard_keepout)]
+    kinds = [(layout.hazards, config.hazard_keepout)]
+    if config.robot_area:
+        low, high = np.reshape(config.robot_area, (2, 2))
+        assert np.all((layout.robot[:, :2] >= low - 1e-6) & (layout.robot[:, :2] <= high + 1e-6))
+    else:
+        kinds.insert(0, (layout.robot[:, None, :2], config.robot_keepout))
     kinds += [(layout.buttons, config.button_keepout), (layout.gremlins[..., :2], config.gremlin_keepout)]
     if config.goal == "area":
         kinds.append((layout.goal[:, None], config.goal_keepout))
@@ -246,7 +251,7 @@ def test_infeasible_config_is_an_error():
     ("changes", "message"),
     [
         ({"extents": -1.0}, "extents=-1.0"),
-        ({"goal": "star"}, "goal='star'.*'area' or 'button'"),
+        ({"goal": "star"}, "goal='star' must be one of area, button, circle, run"),
         ({"buttons": 3}, "buttons=3 must be 2"),
         ({"hazard_locations": ((0.0, 0.0),)}, "hazard_locations.*3 places"),
         ({"wheels": 4}, "wheels"),

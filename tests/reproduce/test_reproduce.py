@@ -63,6 +63,13 @@ def test_sets_are_the_paper():
             assert c.published.episode_return == shared[c.name].episode_return
 
 
+def test_the_suite_has_its_own_limit(tmp_path):
+    assert len(SETS["suite"]) == 5 * (3 + 2 * 2)  # tasks, algorithms without a level, two more at two levels
+    cell = next(c for c in SETS["suite"] if c.task == "SafetyPointCircle1" and c.algo == "budget")
+    (constraint,) = Plan((cell,), tmp_path).prepare(cell).config.constraints
+    assert constraint.limit == 25.0
+
+
 def test_groups_share_a_program(tmp_path):
     plan = Plan(tuple(SETS["all"]), tmp_path)
     of_all = plan.groups()

@@ -21,7 +21,8 @@
     for (const step of record.costs) costly[step] = 1;
     for (let i = 1; i <= steps; i++) episodeCost[i] = episodeCost[i - 1] + costly[i];
     let span = record.extents;
-    for (let i = 0; i <= steps; i++) span = Math.max(span, Math.abs(poses[3 * i]), Math.abs(poses[3 * i + 1]));
+    for (let i = 0; i <= steps; i++)
+      for (const k of [0, 1]) span = Math.max(span, Math.abs(poses[3 * i + k] - record.centre[k]));
     const gremlins = undoDifferences(record.gremlins, 3 * record.circles.length);
     return { ...record, steps, poses, gremlins, episodeCost, costly, span: span + 0.25, returns: undoDifferences(record.returns, 1) };
   }
@@ -42,7 +43,8 @@
 
   function drawScene(canvas, episode, step) {
     const pen = fitCanvas(canvas), size = canvas.width, unit = size / (2 * episode.span);
-    const px = (x) => (x + episode.span) * unit, py = (y) => (episode.span - y) * unit;
+    const [cx, cy] = episode.centre;
+    const px = (x) => (x - cx + episode.span) * unit, py = (y) => (episode.span - y + cy) * unit;
     const disc = (x, y, r, fill, alpha, line, lineAlpha) => {
       pen.beginPath(); pen.arc(px(x), py(y), r * unit, 0, 2 * Math.PI);
       if (fill) { pen.globalAlpha = alpha; pen.fillStyle = fill; pen.fill(); }
@@ -57,11 +59,11 @@
     const [since, goalX, goalY, goalButton] = goalAt(episode, step), costly = episode.costly[step];
 
     pen.fillStyle = colour("track"); pen.fillRect(0, 0, size, size);
-    pen.fillStyle = colour("arena"); pen.fillRect(px(-extents), py(extents), 2 * extents * unit, 2 * extents * unit);
+    pen.fillStyle = colour("arena"); pen.fillRect(px(cx - extents), py(cy + extents), 2 * extents * unit, 2 * extents * unit);
     pen.strokeStyle = colour("grid"); pen.lineWidth = Math.max(1, 0.006 * unit);
     for (let k = Math.ceil(-2 * extents); k <= 2 * extents; k++) {
-      pen.beginPath(); pen.moveTo(px(k / 2), py(-extents)); pen.lineTo(px(k / 2), py(extents));
-      pen.moveTo(px(-extents), py(k / 2)); pen.lineTo(px(extents), py(k / 2)); pen.stroke();
+      pen.beginPath(); pen.moveTo(px(cx + k / 2), py(cy - extents)); pen.lineTo(px(cx + k / 2), py(cy + extents));
+      pen.moveTo(px(cx - extents), py(cy + k / 2)); pen.lineTo(px(cx + extents), py(cy + k / 2)); pen.stroke();
     }
     for (const [hx, hy] of episode.hazards) disc(hx, hy, radii.hazard, colour("hazard"), 0.24, colour("hazard"), 0.8);
     if (goalButton < 0) {
@@ -69,8 +71,11 @@
       disc(goalX, goalY, 0.5 * radii.goal, null, 1, colour("goal"), 0.6);
       disc(goalX, goalY, 0.035, colour("goal"), 1);
     }
+    pen.strokeStyle = colour("alarm"); pen.lineWidth = 0.03 * unit; pen.globalAlpha = 0.6;
+    for (const [x0, y0, x1, y1] of episode.walls) { pen.beginPath(); pen.moveTo(px(x0), py(y0)); pen.lineTo(px(x1), py(y1)); pen.stroke(); }
+    pen.globalAlpha = 1;
     pen.setLineDash([0.04 * unit, 0.04 * unit]);
-    for (const [cx, cy] of episode.circles) disc(cx, cy, radii.travel, null, 1, colour("gremlin"), 0.5);
+    for (const [gx, gy] of episode.circles) disc(gx, gy, radii.travel, null, 1, colour("gremlin"), 0.5);
     pen.setLineDash([]);
 
     const path = (end, alpha) => {  // where it has been, or, fainter, where it will go

@@ -17,6 +17,7 @@ LINE_EVERY = 10.0  # s between two lines about progress
 # Options that may be left out: their help says what happens then.
 Text = Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")]
 File = Annotated[pathlib.Path | None, arg(metavar="PATH", help_behavior_hint="")]
+Count = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Number = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Settings = Annotated[tuple[str, ...], arg(metavar="NAME=VALUE", help_behavior_hint="")]
 

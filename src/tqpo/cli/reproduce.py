@@ -6,7 +6,7 @@ import pathlib
 
 from tyro.conf import Positional
 
-from tqpo.cli.common import File, Settings, Text, assignments
+from tqpo.cli.common import Count, File, Settings, Text, assignments
 
 CHECKPOINT_EVERY = 50  # iterations, where a machine can be lost
 SHARE = 0.5  # of a GPU, if there is one: processes here share it
@@ -17,8 +17,8 @@ class Reproduce:
     """Train the paper's runs and lay the results beside its numbers. Made for a GPU. Finished cells are kept."""
 
     what: Positional[str]
-    """table1 (with PPO-Lagrangian), table2, baseline, fast, or all; released; budget and its ablation; figures and tables
-    draw what is there."""
+    """table1 (with PPO-Lagrangian), table2, baseline, fast, or all; released; budget and its ablation; suite, a leaderboard on
+    Safety-Gymnasium's tasks; figures and tables draw what is there."""
     task: tuple[str, ...] = ()
     """Only these tasks."""
     algo: tuple[str, ...] = ()
@@ -27,8 +27,8 @@ class Reproduce:
     """Only these levels."""
     seeds: int = 5
     """Runs of each cell."""
-    steps: float = 5e6
-    """Environment steps of each run."""
+    steps: Count = None
+    """Environment steps of each run; by default 5e6, of suite 10e6."""
     episodes: int = 1000
     """Fresh episodes of each final policy; 0 leaves them out."""
     judge: int = 0
@@ -47,8 +47,8 @@ class Reproduce:
     """With Ray: the share of a GPU that each group gets; 0 for machines without."""
     set: Settings = ()
     """Settings of the algorithm other than the preset's, e.g. delta=0.2. Give it a folder of its own."""
-    out: pathlib.Path = pathlib.Path("results/paper")
-    """Folder for one JSON file per cell, and for tables and figures."""
+    out: File = None
+    """Folder for one JSON file per cell, and for tables and figures; by default results/paper, of suite results/suite."""
     beside: File = None
     """With figures of budget: another folder of results to draw beside them, e.g. results/paper."""
     page: File = None
@@ -61,15 +61,17 @@ class Reproduce:
         from tqpo.evaluation.episodes import check_count
         from tqpo.reproduce import document, groups
         from tqpo.reproduce.cells import Plan
-        from tqpo.reproduce.paper import SETS
+        from tqpo.reproduce.paper import SETS, STEPS, SUITE_STEPS
         from tqpo.sweep import cluster
         from tqpo.training.job import seeds_of
 
         jax.config.update("jax_platforms", "cpu")  # this process only plans; devices are the groups'
+        suite = self.what == "suite"
+        out = self.out or pathlib.Path("results/suite" if suite else "results/paper")
         if self.what in {"figures", "tables"}:
             if self.set:
                 raise ConfigError(f"{self.what} draws what is there: --set is for training")
-            print(*document.write_all(self.out, self.page, self.beside), sep="\n")
+            print(*document.write_all(out, self.page, self.beside), sep="\n")
             return
         if self.what not in SETS:
             known = ", ".join([*SETS, "figures", "tables"])
@@ -80,8 +82,8 @@ class Reproduce:
         changes = assignments(self.set)
         if fixed := sorted({"safety", "cost_limit", "constraints", "baseline", "tilt"} & set(changes)):
             raise ConfigError(f"{fixed[0]} is what a cell is and cannot be set; --safety and --algo choose among cells")
-        if changes and self.out == Reproduce.out:
-            raise ConfigError(f"--set makes other results than those in {self.out}: give them a folder with --out")
+        if changes and not self.out:
+            raise ConfigError(f"--set makes other results than those in {out}: give them a folder with --out")
         chosen = {"task": self.task, "algo": self.algo, "safety": self.safety}
         cells = [c for c in SETS[self.what] if all(getattr(c, k) in v for k, v in chosen.items() if v)]
         if not cells:
@@ -89,9 +91,9 @@ class Reproduce:
             raise UnknownNameError(f"{self.what} has no cell of {asked}")
         plan = Plan(
             tuple(cells),
-            self.out.absolute(),
+            out.absolute(),
             seeds_of(self.seeds),
-            int(self.steps),
+            int(self.steps or (SUITE_STEPS if suite else STEPS)),
             self.episodes,
             self.judge,
             self.judge_episodes,

@@ -342,8 +342,9 @@ class TaskVectorEnv(VectorEnv):
         self._obs = np.where(mask[:, None], np.asarray(obs, np.float32), self._obs)
         for record in (self._over, self._return, self._episode_cost):
             record[mask] = 0
-        described = {name: np.array(getattr(layout, name)) for name in ("robot", *self.config.sources)}
-        described["goal"] = np.array(layout.goal if self.config.goal == "area" else layout.goal_button)
+        described = {name: np.array(getattr(layout, name)) for name in ("robot", *self.config.kinds)}
+        if field := layouts.GOAL_FIELD.get(self.config.goal):
+            described["goal"] = np.array(getattr(layout, field))
         described |= {f"_{name}": mask.copy() for name in list(described)}
         return {"layout": described, "_layout": mask.copy()}
 

@@ -1,8 +1,10 @@
 """Where things start: layouts drawn as Safety Gym draws them, in a bounded number of tries.
 
-Objects are placed in the order robot, goal, buttons, hazards, gremlins. Each is drawn uniformly in the arena, shrunk by
-its own keepout, and redrawn while it is closer to an earlier one than the sum of their keepouts. When an object runs
+Objects are placed in the order robot, goal area, buttons, hazards, gremlins. Each is drawn uniformly in the arena, shrunk
+by its own keepout, and redrawn while it is closer to an earlier one than the sum of their keepouts. When an object runs
 out of tries, the whole layout is drawn again. Finally a goal area is drawn once more, against everything else.
+Safety-Gymnasium's button tasks place a goal area after the buttons, which then goes to a button: its first place stays
+empty.
 """
 
 import math
@@ -22,6 +24,7 @@ LAYOUT_TRIES = 10_000
 TRIAL_LAYOUTS = 1_000  # drawn once when a task is made, to learn whether its objects fit
 LEAST_ACCEPTANCE = 0.01
 GOAL_CHUNK = 32  # candidates for a new goal that are drawn at once
+GOAL_FIELD = {"area": "goal", "button": "goal_button"}  # what of a layout says where the goal is, if it can be moved
 
 
 class Layout(NamedTuple):
@@ -30,7 +33,7 @@ class Layout(NamedTuple):
     robot: Array  # [3] x, y [m], heading [rad]
     hazards: Array  # [H, 2] m
     buttons: Array  # [N, 2] m
-    goal: Array  # [2] m; for button tasks the place of the goal button
+    goal: Array  # [2] m; for button tasks the place of the goal button, for circle tasks the centre
     goal_button: Array  # [] int, -1 without buttons
     gremlins: Array  # [G, 3] centre of the circle [m], heading [rad]
 
@@ -41,16 +44,19 @@ class Slot(NamedTuple):
     kind: str
     keepout: float  # m
     place: tuple[float, float] | None  # m, fixed
+    area: tuple[float, ...] = ()  # m, least x and y, greatest x and y; empty: the arena less the keepout
 
 
 def slots(config: TaskConfig) -> list[Slot]:
     def several(kind: str, count: int, keepout: float, places=()) -> list[Slot]:
         return [Slot(kind, keepout, places[i] if places else None) for i in range(count)]
 
+    left_empty = config.engine == "safety-gymnasium" and config.goal == "button"
     return [
-        Slot("robot", config.robot_keepout, None),
+        Slot("robot", config.robot_keepout, None, config.robot_area),
         *several("goal", int(config.goal == "area"), config.goal_keepout),
         *several("button", config.buttons, config.button_keepout, config.button_locations),
+        *several("empty", int(left_empty), config.goal_keepout),
         *several("hazard", config.hazards, config.hazard_keepout, config.hazard_locations),
         *several("gremlin", config.gremlins, config.gremlin_keepout),
     ]
@@ -62,7 +68,9 @@ def clear(candidates: Array, others: Array, distances: Array) -> Array:
     return jnp.all(jnp.sum(gap * gap, axis=-1) >= distances * distances, axis=-1)
 
 
-def uniform(key: Key, count: int, extents: float, keepout: float) -> Array:
+def uniform(key: Key, count: int, extents: float, keepout: float, area: tuple[float, ...] = ()) -> Array:
+    if area:
+        return jax.random.uniform(key, (count, 2), minval=jnp.array(area[:2]), maxval=jnp.array(area[2:]))
     reach = extents - keepout
     return jax.random.uniform(key, (count, 2), minval=-reach, maxval=reach)
 
@@ -81,7 +89,7 @@ def attempt(key: Key, config: TaskConfig) -> tuple[Array, Array]:
         if slot.place:
             candidates = jnp.array([slot.place], dtype=float)
         else:
-            candidates = uniform(slot_key, config.object_draws, config.extents, slot.keepout)
+            candidates = uniform(slot_key, config.object_draws, config.extents, slot.keepout, slot.area)
         others = placed, [s.keepout for s in objects[:i]]
         if i == 0:  # too close to a fixed object would fail later anyway: same law, fewer tries
             fixed = [s for s in objects if s.place]
@@ -139,11 +147,11 @@ def sample(key: Key, config: TaskConfig) -> Layout:
     """A layout for a new episode."""
     key_places, key_goal, key_heading, key_gremlins = jax.random.split(key, 4)
     places = draw_places(key_places, config)
-    by_kind: dict[str, list[Array]] = {"robot": [], "goal": [], "button": [], "hazard": [], "gremlin": []}
+    by_kind: dict[str, list[Array]] = {}
     for slot, place in zip(slots(config), places, strict=True):
-        by_kind[slot.kind].append(place)
+        by_kind.setdefault(slot.kind, []).append(place)
     hazards, buttons, centres = (
-        jnp.stack(by_kind[k]) if by_kind[k] else jnp.zeros((0, 2)) for k in ("hazard", "button", "gremlin")
+        jnp.stack(by_kind[k]) if k in by_kind else jnp.zeros((0, 2)) for k in ("hazard", "button", "gremlin")
     )
     heading = jax.random.uniform(key_heading, (1,), maxval=2.0 * jnp.pi)
     robot = jnp.concatenate([by_kind["robot"][0], heading])
@@ -152,9 +160,12 @@ def sample(key: Key, config: TaskConfig) -> Layout:
         goal, found = draw_goal(key_goal, config, *goal_obstacles(config, robot, hazards, buttons, centres), True)
         goal = jnp.where(found, goal, by_kind["goal"][0])  # the first place is valid too
         button = jnp.array(-1)
-    else:
+    elif config.goal == "button":
         button = jax.random.randint(key_goal, (), 0, config.buttons)
         goal = buttons[button]
+    else:
+        button = jnp.array(-1)
+        goal = jnp.array(config.run_goal if config.goal == "run" else (0.0, 0.0))
     return Layout(robot, hazards, buttons, goal, button, jnp.concatenate([centres, yaw], axis=1))
 
 
@@ -162,7 +173,7 @@ def sample(key: Key, config: TaskConfig) -> Layout:
 def check_room(config: TaskConfig) -> None:
     """Raises unless layouts of this task can be drawn, so that sampling at run time neither hangs nor fails."""
     for slot in slots(config):
-        if not slot.place and config.extents <= slot.keepout:
+        if not (slot.place or slot.area) and config.extents <= slot.keepout:
             raise LayoutError(
                 f"a {slot.kind} with keepout {slot.keepout} m does not fit into extents ±{config.extents} m: "
                 f"make extents larger than {slot.keepout}"
@@ -185,19 +196,20 @@ def check_room(config: TaskConfig) -> None:
 def describe(layout: Layout, config: TaskConfig) -> dict[str, Any]:
     """A layout as plain lists, in the form that `parse` takes."""
     out: dict[str, Any] = {"robot": np.asarray(layout.robot, float).tolist()}
-    for name in config.sources:
+    for name in config.kinds:
         out[name] = np.asarray(getattr(layout, name), float).tolist()
-    out["goal"] = np.asarray(layout.goal, float).tolist() if config.goal == "area" else int(layout.goal_button)
+    if config.goal in GOAL_FIELD:
+        out["goal"] = np.asarray(getattr(layout, GOAL_FIELD[config.goal])).tolist()
     return out
 
 
 def parse(given: Any, base: Layout, config: TaskConfig) -> Layout:
     """`base` with the parts that a user gives: {"robot": [x, y, heading], "hazards": [[x, y], …], "buttons": …,
     "gremlins": [[x, y, heading], …], "goal": [x, y] or the index of the goal button}."""
-    shapes = {"robot": (3,), **{n: (getattr(config, n), 3 if n == "gremlins" else 2) for n in config.sources}}
+    shapes = {"robot": (3,), **{n: (getattr(config, n), 3 if n == "gremlins" else 2) for n in config.kinds}}
     if config.goal == "area":
         shapes["goal"] = (2,)
-    allowed = sorted({*shapes, "goal"})
+    allowed = sorted({*shapes, *(["goal"] if config.goal in GOAL_FIELD else [])})
     if not isinstance(given, dict):
         raise LayoutError(f"layout must be a dict with any of {allowed}, not {type(given).__name__}")
     for name in given:

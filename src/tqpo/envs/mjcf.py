@@ -1,4 +1,4 @@
-"""The world of a task in MuJoCo's modelling language: Safety Gym's point robot, buttons, goal, hazards and gremlins."""
+"""The world of a task in MuJoCo's modelling language: the point robot and what is around it."""
 
 from tqpo.envs.config import TaskConfig
 from tqpo.physics.contact import Softness
@@ -10,6 +10,7 @@ COLOURS = {  # rgba, as in Safety Gym
     "hazard": "0.25 0.4 0.95 0.35",
     "button": "1 0.6 0.15 1",
     "gremlin": "0.55 0.25 0.8 1",
+    "wall": "0.9 0.3 0.3 0.2",
 }
 
 # Robot and gremlins start at distance 0 ± rounding from the floor; whether it acts must not depend on that.
@@ -35,6 +36,18 @@ def model_xml(config: TaskConfig) -> str:
     bodies = [disc(f"hazard{i}", config.hazard_radius, "hazard") for i in range(config.hazards)]
     if config.goal == "area":
         bodies.append(disc("goal", config.goal_radius, "goal"))
+    if config.goal == "circle":
+        bodies.append(disc("circle", config.circle_radius, "goal"))
+    side = 20.0 if config.goal == "run" else 2.0 * config.extents  # m, of the floor
+    bodies += [
+        f'<body><geom contype="0" conaffinity="0" type="capsule" size="0.03" fromto="{x0} {y0} 0.03 {x1} {y1} 0.03" '
+        f'rgba="{COLOURS["wall"]}"/></body>'
+        for x0, y0, x1, y1 in config.wall_lines(0.0, side)
+    ]
+    view = (
+        f'<camera name="view" mode="track" pos="0 {-1.64 * config.extents} {1.84 * config.extents}" '
+        'xyaxes="1 0 0 0 0.75 0.66"/>'
+    )
     bodies += [
         f'<body name="button{i}"><geom name="button{i}" type="sphere" size="{config.button_radius}" '
         f'rgba="{COLOURS["button"]}"/></body>'
@@ -49,7 +62,6 @@ def model_xml(config: TaskConfig) -> str:
         for i in range(config.gremlins)
     ]
     welds = [f'<weld body1="gremlin{i}_mocap" body2="gremlin{i}" {soft(box.weld)}/>' for i in range(config.gremlins)]
-    side = 2.0 * config.extents
     return f"""
 <mujoco model="tqpo">
   <option timestep="{robot.timestep}" gravity="0 0 {-box.gravity}"/>
@@ -74,7 +86,7 @@ def model_xml(config: TaskConfig) -> str:
   </asset>
   <worldbody>
     <light pos="{-0.5 * side} {-0.5 * side} {side}" dir="1 1 -2" directional="true" diffuse="0.5 0.5 0.5"/>
-    <camera name="view" pos="0 {-0.82 * side} {0.92 * side}" xyaxes="1 0 0 0 0.75 0.66"/>
+    {"" if config.goal == "run" else view}
     <geom name="floor" type="plane" pos="0 0 {-CLEARANCE}" size="{side} {side} 0.1" material="floor"/>
     <body name="robot" pos="0 0 {robot.z_height}">
       <joint name="x" type="slide" axis="1 0 0" damping="{robot.damping_linear}"/>
@@ -84,6 +96,7 @@ def model_xml(config: TaskConfig) -> str:
       <geom name="pointarrow" type="box" pos="{robot.box_offset} 0 0" rgba="{COLOURS["robot"]}"
             size="{robot.box_half} {robot.box_half} {robot.box_half}"/>
       <site name="robot"/>
+      {view if config.goal == "run" else ""}
     </body>
     {"".join(bodies)}
   </worldbody>

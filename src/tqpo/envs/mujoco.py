@@ -206,7 +206,7 @@ class MujocoTask:
 
         touched = self.touched()
         distance = math.dist(self.goal, self.data.qpos[:2])
-        reward = float(np.clip(self.distance - distance, -config.reward_clip, config.reward_clip))
+        reward = float(np.clip(self._dense_reward(distance), -config.reward_clip, config.reward_clip))
         self.distance = distance
         self.touching = bool(touched & self._gremlins)
         cost = self._cost(touched)
@@ -239,8 +239,8 @@ class MujocoTask:
         config, pose = self.config, self.data.qpos[:3]
         parts = {name: self.data.sensordata[where] for name, where in self._sensor.items()}
         objects = {"goal": self.goal[None], "hazards": self.hazards, "buttons": self.buttons}
-        objects["gremlins"] = self.data.qpos[3:].reshape(-1, 7)[:, :2]
-        for name in ("goal", *self.cost_names[1:]):
+        objects |= {"gremlins": self.data.qpos[3:].reshape(-1, 7)[:, :2], "circle": self.goal[None]}
+        for name in config.seen:
             hidden = name == "buttons" and self.timer > 0
             seen = objects[name][:0] if hidden else objects[name]
             parts[f"{name}_lidar"] = lidar(pose, seen, config.lidar_bins, config.lidar_range)
@@ -285,6 +285,14 @@ class MujocoTask:
             travel, t = self.config.gremlin_travel, self.data.time
             self.data.mocap_pos[:] = math.sin(t) * travel, math.cos(t) * travel, self.config.box.half_size
 
+    def _dense_reward(self, distance: float) -> float:
+        """The way towards the goal; in circle tasks the speed around it, less far from the circle."""
+        config = self.config
+        if config.goal != "circle":
+            return config.reward_scale * (self.distance - distance)
+        (x, y), (u, v) = self.data.qpos[:2], self.data.qvel[:2]
+        return config.reward_scale * (v * x - u * y) / (distance * (1.0 + abs(distance - config.circle_radius)))
+
     def _cost(self, touched: set[str]) -> np.ndarray:
         """[1 + sources]: whether anything is violated, then which."""
         x, y = self.data.qpos[:2]
@@ -293,6 +301,7 @@ class MujocoTask:
             "hazards": any(math.dist((x, y), place) <= self.config.hazard_radius for place in self.hazards),
             "buttons": bool(touched & wrong) and self.timer == 0,
             "gremlins": self.touching,
+            "out_of_boundary": any(abs(p) > self.config.wall_distance for p in (x, y)[: self.config.walls // 2]),
         }
         flags = [violated[name] for name in self.cost_names[1:]]
         return np.array([any(flags), *flags], dtype=float)
@@ -300,13 +309,14 @@ class MujocoTask:
     def _goal_met(self, touched: set[str]) -> bool:
         if self.config.goal == "area":
             return self.distance <= self.config.goal_radius
-        return f"button{self.goal_button}" in touched
+        return self.config.goal == "button" and f"button{self.goal_button}" in touched
 
     def _next_goal(self, reached: bool) -> bool:
         """Sets the next goal if one was reached; False if it found no room."""
         config = self.config
         swaps = config.goal == "button" and config.next_button == "swap"
-        self._key_age += not swaps  # every step splits the key; done when it is needed
+        draws = config.goal in {"area", "button"} and not swaps
+        self._key_age += draws  # every step splits the key; done when it is needed
         if not reached:
             return True
         if swaps:

@@ -9,6 +9,7 @@ FIELD = -0.5  # the magnetometer's field along the world's y
 Range = tuple[float, float] | None  # None: no bounds
 OBJECTS = {
     "goal": "goal",
+    "circle": "circle",
     "buttons": "nearest button, right or wrong",
     "gremlins": "nearest gremlin",
     "hazards": "nearest hazard",
@@ -46,17 +47,19 @@ def place(features: Iterable[Feature]) -> tuple[Slice, ...]:
 
 
 def task_features(
-    kinds: Iterable[str], bins: int, max_range: float, button_timer: int, late_cost: bool = False
+    seen: Iterable[str], bins: int, max_range: float, button_timer: int, plain: bool, late_cost: bool
 ) -> tuple[Feature, ...]:
-    """Sensors and lidars in alphabetical order, as in Safety Gym, then the previous cost."""
+    """If `plain`, sensors, then the lidars of what is `seen`. Else all of them sorted by name, then the previous cost."""
     frame = "ahead, to the left, up"
     sensors = [
         Feature("accelerometer", 3, "m/s²", None, f"proper acceleration {frame}; gravity adds {GRAVITY} upwards"),
+        Feature("velocimeter", 3, "m/s", None, f"velocity {frame}; the last is 0"),
         Feature("gyro", 3, "rad/s", None, "angular velocity about the axes ahead, left, up; the first two are 0"),
         Feature("magnetometer", 3, "", (FIELD, -FIELD), f"a field along the world's −y, as seen {frame}: a compass"),
-        Feature("velocimeter", 3, "m/s", None, f"velocity {frame}; the last is 0"),
     ]
-    lidars = [lidar_feature(kind, bins, max_range, button_timer) for kind in ("goal", *kinds)]
+    lidars = [lidar_feature(kind, bins, max_range, button_timer) for kind in seen]
+    if plain:
+        return (*sensors, *lidars)
     step = "step before the one" if late_cost else "step"
     cost = Feature(
         "previous_cost", 1, "", (0.0, 1.0), f"1 if the {step} that led here had a cost, else 0; 0 at the start"

@@ -1,8 +1,8 @@
 """A drawing of a task from above, without OpenGL. `python -m reference.pictures` draws those of the docs with it.
 
-Colours follow Safety Gym: robot red, goal green, hazards blue, buttons orange, gremlins purple. Around the robot is one
-ring per lidar, in the colour of what it sees; the closer an object, the more opaque its bin. A red frame marks a step
-with a cost.
+Colours follow Safety Gym: robot red, goal green, hazards blue, buttons orange, gremlins purple, walls red. Around the
+robot is one ring per lidar, in the colour of what it sees; the closer an object, the more opaque its bin. A red frame
+marks a step with a cost. A run has no end, so there the view goes along.
 """
 
 import math
@@ -22,7 +22,13 @@ GOAL, HAZARD, BUTTON, GREMLIN = (38, 166, 91), (59, 105, 224), (245, 146, 32), (
 ALARM = (230, 30, 45)
 PAGE, ARENA, GRID, EDGE = (240, 242, 246), (255, 255, 255), (235, 238, 243), (203, 209, 219)
 INK, FAINT = (38, 44, 56), (134, 142, 156)
-KINDS = {"goal_lidar": GOAL, "hazards_lidar": HAZARD, "buttons_lidar": BUTTON, "gremlins_lidar": GREMLIN}
+KINDS = {
+    "goal_lidar": GOAL,
+    "circle_lidar": GOAL,
+    "hazards_lidar": HAZARD,
+    "buttons_lidar": BUTTON,
+    "gremlins_lidar": GREMLIN,
+}
 
 OVERSAMPLING = 3  # drawn so many times larger, then averaged: smooth edges
 MARGIN = 0.3  # m seen beyond the arena
@@ -41,15 +47,15 @@ NOTHING_YET = Caption()
 
 
 class Canvas:
-    """Draws in metres. `span` is half the width of what is seen."""
+    """Draws in metres. `span` is half the width of what is seen around (0, y)."""
 
-    def __init__(self, image: Image.Image, span: float) -> None:
-        self.image, self.span = image, span
+    def __init__(self, image: Image.Image, span: float, y: float = 0.0) -> None:
+        self.image, self.span, self.y = image, span, y
         self.scale = image.width / (2.0 * span)  # px/m
         self.pen = ImageDraw.Draw(image, "RGBA")
 
     def px(self, x: float, y: float) -> tuple[float, float]:
-        return (x + self.span) * self.scale, (self.span - y) * self.scale
+        return (x + self.span) * self.scale, (self.span - y + self.y) * self.scale
 
     def disc(self, at, radius: float, fill, outline=None, width: float = 0.0) -> None:
         x, y = self.px(*at[:2])
@@ -80,8 +86,8 @@ def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 @lru_cache(maxsize=8)
-def background(size: int, height: int, span: float, extents: float) -> Image.Image:
-    """Everything that does not move: page, arena, half-metre grid."""
+def background(size: int, height: int, span: float, extents: float, shift: float) -> Image.Image:
+    """Page, arena, and a half-metre grid whose lines lie `shift` higher."""
     image = Image.new("RGB", (size, height), PAGE)
     canvas = Canvas(image, span)
     corner = [canvas.px(-extents, extents), canvas.px(extents, -extents)]
@@ -89,7 +95,7 @@ def background(size: int, height: int, span: float, extents: float) -> Image.Ima
     thin = max(1, round(0.006 * canvas.scale))
     for k in range(-math.floor(2 * extents), math.floor(2 * extents) + 1):
         canvas.pen.line([canvas.px(k / 2, -extents), canvas.px(k / 2, extents)], GRID, thin)
-        canvas.pen.line([canvas.px(-extents, k / 2), canvas.px(extents, k / 2)], GRID, thin)
+        canvas.pen.line([canvas.px(-extents, k / 2 + shift), canvas.px(extents, k / 2 + shift)], GRID, thin)
     canvas.pen.rectangle([*corner[0], *corner[1]], None, EDGE, 2 * thin)
     return image
 
@@ -103,6 +109,10 @@ def draw_floor(canvas: Canvas, state: State, config: TaskConfig) -> None:
         canvas.disc(state.goal, config.goal_radius, (*GOAL, 70), (*GOAL, 255), 0.016)
         canvas.disc(state.goal, 0.5 * config.goal_radius, None, (*GOAL, 140), 0.012)
         canvas.disc(state.goal, 0.035, (*GOAL, 255))
+    if config.goal == "circle":
+        canvas.disc(state.goal, config.circle_radius, (*GOAL, 26), (*GOAL, 255), 0.02)
+    for x0, y0, x1, y1 in config.wall_lines(canvas.y, config.extents):
+        canvas.pen.line([canvas.px(x0, y0), canvas.px(x1, y1)], (*ALARM, 150), round(0.03 * canvas.scale))
     for centre in state.gremlins:
         canvas.dashes(centre, config.gremlin_travel, (*GREMLIN, 120), 0.01)
 
@@ -182,10 +192,11 @@ def draw(
 ) -> np.ndarray:
     """One frame, uint8 [1.1·size, size, 3]. `state` holds NumPy arrays; `obs` is what the robot sees in it."""
     pose = np.asarray(state.pose, float)
-    span = max(config.extents, *np.abs(pose[:2]).tolist()) + MARGIN  # zooms out for a robot that leaves the arena
+    y = float(pose[1]) if config.goal == "run" else 0.0
+    span = max(config.extents, abs(pose[0]), abs(pose[1] - y)) + MARGIN  # zooms out for a robot that leaves the arena
     large, bar = size * OVERSAMPLING, size // 10
-    image = background(large, large + bar * OVERSAMPLING, round(span, 3), config.extents).copy()
-    canvas = Canvas(image, round(span, 3))
+    image = background(large, large + bar * OVERSAMPLING, round(span, 3), config.extents, round(-y % 0.5, 2)).copy()
+    canvas = Canvas(image, round(span, 3), y)
     draw_floor(canvas, state, config)
     draw_rings(canvas, pose, obs, config)
     draw_solids(canvas, state, config)

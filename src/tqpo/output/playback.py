@@ -19,6 +19,7 @@ KEY = (  # the legend: name, what an episode must have for it to show, shape, wh
     ("hazard", "hazards", "", "background", "hazard"),
     ("button, not the goal", "buttons", "", "background", "button"),
     ("gremlin", "circles", "square", "background", "gremlin"),
+    ("wall", "walls", "", "background", "alarm"),
     ("a step that costs", "", "square ring", "border-color", "alarm"),
 )
 
@@ -53,18 +54,23 @@ def encode(seen: Trace, config: TaskConfig, cost_limit: float | None = None, tit
     new = [0, *(1 + np.flatnonzero(reached)).tolist()]
     w, x, y, z = np.moveaxis(states.boxes.quat, -1, 0)
     yaw = np.unwrap(np.arctan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z)), axis=0)
+    low, high = np.min(states.pose[:, 1]), np.max(states.pose[:, 1])
+    y, reach = (0.5 * (low + high), 0.5 * (high - low)) if config.goal == "run" else (0.0, 0.0)
+    reach = max(config.extents, float(reach))
     boxes = np.concatenate([states.boxes.pos[..., :2], yaw[..., None]], -1)  # [T + 1, G, 3]
     return {
         "title": title,
         "step_duration": config.step_duration,
-        "extents": config.extents,
+        "extents": reach,
+        "centre": [0.0, float(y)],
+        "walls": np.round(config.wall_lines(float(y), reach), 3).tolist(),
         "cost_limit": cost_limit,
         "button_timer": config.button_timer,
         "radii": {
             "robot": config.robot.sphere_radius,
             "nose": config.robot.box_offset,
             "nose_half": config.robot.box_half,
-            "goal": config.goal_radius,
+            "goal": config.circle_radius if config.goal == "circle" else config.goal_radius,
             "hazard": config.hazard_radius,
             "button": config.button_radius,
             "gremlin": config.box.half_size,

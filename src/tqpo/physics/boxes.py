@@ -2,7 +2,8 @@
 
 All vectors are in the robot's frame: origin at its sphere's centre, x along its heading, z up. So the robot's cube
 (half-size h₁) is aligned with the axes; the other cube (half-size h₂) has centre p and axes R₀, R₁, R₂. An array of one
-number per environment has shape [..., 1], one per contact [..., SLOTS]; slots that hold no contact are masked.
+number per environment has shape [..., 1], one per contact [..., slots]; slots that hold no contact are masked. There are
+SLOTS of them, or twice as many where `movable.py` has more contacts to add.
 
 | slots | contact |
 |---|---|
@@ -38,10 +39,10 @@ Axes = tuple[Vec, ...]  # the three columns of a rotation matrix
 class Contacts(NamedTuple):
     """Contacts of the robot (first) with a box (second), in the robot's frame."""
 
-    dist: Array  # [..., SLOTS] m, negative: penetration
-    point: Vec  # [..., SLOTS] m, midway between the two surfaces
-    normal: Vec  # [..., SLOTS] unit, from the robot to the box
-    active: Array  # [..., SLOTS] bool
+    dist: Array  # [..., slots] m, negative: penetration
+    point: Vec  # [..., slots] m, midway between the two surfaces
+    normal: Vec  # [..., slots] unit, from the robot to the box
+    active: Array  # [..., slots] bool
 
 
 class Overlap(NamedTuple):
@@ -107,9 +108,9 @@ def sign(x: Array) -> Array:
     return jnp.where(x >= 0, 1.0, -1.0).astype(x.dtype)
 
 
-def slots_like(x: Array) -> Array:
-    """0, 1, …, SLOTS − 1 along the last axis, int."""
-    shape = (*x.shape[:-1], SLOTS)
+def slots_like(x: Array, slots: int) -> Array:
+    """0, 1, …, slots − 1 along the last axis, int."""
+    shape = (*x.shape[:-1], slots)
     return lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)
 
 
@@ -296,13 +297,13 @@ def corner_vertices(faces: Faces, slot: Array, duplicate: float) -> tuple[Vec, A
     return (x, y, c[2] + a * u[2] + b * v[2]), under
 
 
-def face_contacts(half1: float, half2: float, offset: Vec, axes: Axes, face: Array) -> Contacts:
+def face_contacts(half1: float, half2: float, offset: Vec, axes: Axes, face: Array, slots: int) -> Contacts:
     """A face of one cube against the other cube; points from the first cube's centre.
 
     Contacts are the vertices of the clipped parallelogram that lie below the square: dist = z, at half that depth.
     """
     faces = opposing_faces(half1, half2, offset, axes, face)
-    slot, duplicate = slots_like(offset[0]), rounding(offset[0]).duplicate
+    slot, duplicate = slots_like(offset[0], slots), rounding(offset[0]).duplicate
     vertex, inside = edge_vertices(faces, slot, duplicate)
     corner, under = corner_vertices(faces, slot, duplicate)
     x, y, z = where(slot < 8, vertex, corner)
@@ -312,12 +313,12 @@ def face_contacts(half1: float, half2: float, offset: Vec, axes: Axes, face: Arr
     return Contacts(dist, point, scale(faces.outward, faces.frame[2]), active)
 
 
-def cube_contacts(half1: float, half2: float, offset: Vec, axes: Axes) -> Contacts:
+def cube_contacts(half1: float, half2: float, offset: Vec, axes: Axes, slots: int = SLOTS) -> Contacts:
     """Two cubes: the first at the origin and aligned with the axes."""
     overlap = find_axis(half1, half2, offset, axes)
-    by_face = face_contacts(half1, half2, offset, axes, overlap.face)
+    by_face = face_contacts(half1, half2, offset, axes, overlap.face, slots)
     dist, point, normal = edge_contact(half1, half2, offset, axes, overlap)
-    slot = slots_like(dist)
+    slot = slots_like(dist, slots)
     edge = slot == EDGE_SLOT
     active = jnp.where(overlap.by_edge, edge & (dist < 0), by_face.active) & ~overlap.apart
     return Contacts(
@@ -328,11 +329,13 @@ def cube_contacts(half1: float, half2: float, offset: Vec, axes: Axes) -> Contac
     )
 
 
-def robot_contacts(radius: float, half1: float, ahead: float, half2: float, centre: Vec, axes: Axes) -> Contacts:
+def robot_contacts(
+    radius: float, half1: float, ahead: float, half2: float, centre: Vec, axes: Axes, slots: int
+) -> Contacts:
     """Sphere and cube of the robot against a cube, wherever that is."""
-    cubes = cube_contacts(half1, half2, (centre[0] - ahead, centre[1], centre[2]), axes)
+    cubes = cube_contacts(half1, half2, (centre[0] - ahead, centre[1], centre[2]), axes, slots)
     dist, point, normal = sphere_contact(radius, half2, centre, axes)
-    sphere = slots_like(dist) == SPHERE_SLOT
+    sphere = slots_like(dist, slots) == SPHERE_SLOT
     shifted = (cubes.point[0] + ahead, cubes.point[1], cubes.point[2])
     return Contacts(
         jnp.where(sphere, dist, cubes.dist),
@@ -342,12 +345,14 @@ def robot_contacts(radius: float, half1: float, ahead: float, half2: float, cent
     )
 
 
-def no_contacts(like: Array) -> Contacts:
-    zero = jnp.zeros((*like.shape[:-1], SLOTS), like.dtype)
+def no_contacts(like: Array, slots: int) -> Contacts:
+    zero = jnp.zeros((*like.shape[:-1], slots), like.dtype)
     return Contacts(zero, (zero, zero, zero), (zero + 1.0, zero, zero), zero > 0)
 
 
-def contacts(radius: float, half1: float, ahead: float, half2: float, centre: Vec, axes: Axes) -> Contacts:
+def contacts(
+    radius: float, half1: float, ahead: float, half2: float, centre: Vec, axes: Axes, slots: int = SLOTS
+) -> Contacts:
     """All contacts of the robot (sphere of `radius`, cube of half-size `half1` centred `ahead`) with a cube.
 
     The branch spares a batch without any near pair the work. It also keeps XLA from computing the contacts anew for
@@ -357,6 +362,6 @@ def contacts(radius: float, half1: float, ahead: float, half2: float, centre: Ve
     reach = max(radius, corner) + math.sqrt(3.0) * half2
     return lax.cond(
         some(dot(centre, centre) < reach**2),
-        lambda: robot_contacts(radius, half1, ahead, half2, centre, axes),
-        lambda: no_contacts(centre[0]),
+        lambda: robot_contacts(radius, half1, ahead, half2, centre, axes, slots),
+        lambda: no_contacts(centre[0], slots),
     )

@@ -80,20 +80,20 @@ def make_drive(robot: PlanarRobot, radius: float):
     return flatten_vmap(partial(solve, robot, radius), partial(drive_flat, robot, radius))
 
 
-def push_flat(robot: PlanarRobot, model: BoxModel, travel: float, *arrays) -> BoxMotion:
+def push_flat(robot: PlanarRobot, model: BoxModel, travel: float, radius: float, *arrays) -> BoxMotion:
     if path() == "pallas":
         from tqpo.physics.kernel import push_pallas
 
-        return push_pallas(robot, model, travel, *arrays)
-    return push_xla(robot, model, travel, *arrays)
+        return push_pallas(robot, model, travel, radius, *arrays)
+    return push_xla(robot, model, travel, radius, *arrays)
 
 
-def make_push(robot: PlanarRobot, model: BoxModel, travel: float):
-    """`push(pose [3], velocity [3], control [2], boxes, gremlins [G, 3], time) -> BoxMotion`.
+def make_push(robot: PlanarRobot, model: BoxModel, travel: float, radius: float):
+    """`push(pose [3], velocity [3], control [2], boxes, gremlins [G, 3], time, spheres [K, 2]) -> BoxMotion`.
 
-    Boxes are pulled round circles of radius `travel` [m].
+    Boxes are pulled round circles of radius `travel` [m]; the spheres stand still and have this `radius` [m].
     """
-    flat = partial(push_flat, robot, model, travel)
+    flat = partial(push_flat, robot, model, travel, radius)
 
     def single(*args):
         return jax.tree.map(lambda x: x[0], flat(*jax.tree.map(lambda x: jnp.asarray(x)[None], args)))

@@ -14,7 +14,7 @@ from jax.experimental.pallas import triton as plt
 
 from tqpo.physics import planar
 from tqpo.physics.drive import Motion
-from tqpo.physics.movable import Body, Boxes, BoxModel
+from tqpo.physics.movable import Body, Boxes, BoxModel, Fixed
 from tqpo.physics.planar import PlanarRobot
 from tqpo.physics.push import BoxMotion, Circle, nearest, solve_pair, solve_weld
 from tqpo.types import Array
@@ -87,8 +87,10 @@ def weld_pallas(
     return Boxes(*(x.reshape(n, g, -1) for x in out))
 
 
-def pair_body(robot: PlanarRobot, model: BoxModel, travel: float, near, index, *refs) -> None:
-    """Ten inputs, then the seven outputs, which hold the uncoupled motion until they are overwritten here."""
+def pair_body(
+    robot: PlanarRobot, model: BoxModel, travel: float, radius: float, count: int, near, index, *refs
+) -> None:
+    """The inputs, with `count` spheres; then seven outputs, which hold the uncoupled motion until they are overwritten."""
     pose, velocity, control, pos, quat, vel, gremlins, time = refs[:8]
     out_pose, out_velocity, out_accel, out_pos, out_quat, out_vel, out_touching = refs[-7:]
     row = pl.program_id(0)
@@ -105,8 +107,9 @@ def pair_body(robot: PlanarRobot, model: BoxModel, travel: float, near, index, *
         )
         gremlin = scalars(gremlins, 3, box)
         circle = Circle(gremlin[:2], gremlin[2], jnp.full((1, 1), time[row]))  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
+        fixed = Fixed([scalars(refs[8], 2, k) for k in range(count)], radius)  # pyright: ignore[reportArgumentType]
         pair = solve_pair(
-            robot, model, travel, scalars(pose, 3), scalars(velocity, 3), scalars(control, 2), body, circle
+            robot, model, travel, scalars(pose, 3), scalars(velocity, 3), scalars(control, 2), body, circle, fixed
         )
         robot_parts = ((out_pose, pair.pose), (out_velocity, pair.velocity), (out_accel, pair.acceleration))
         for ref, values in robot_parts:
@@ -119,17 +122,29 @@ def pair_body(robot: PlanarRobot, model: BoxModel, travel: float, near, index, *
         out_touching[row] = jnp.sum(jnp.where(pair.touching, 1, 0), dtype=jnp.int32)
 
 
-def push_pallas(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity, control, boxes, gremlins, time):
+def push_pallas(
+    robot: PlanarRobot,
+    model: BoxModel,
+    travel: float,
+    radius: float,
+    pose,
+    velocity,
+    control,
+    boxes,
+    gremlins,
+    time,
+    spheres,
+):
     """A flat batch, as `push.push_xla`."""
-    n = pose.shape[0]
-    dtype = pose.dtype
-    free = drive_pallas(robot, 0.0, pose, velocity, control, jnp.zeros((n, 0, 2), dtype))
+    n, count = spheres.shape[:2]
+    free = drive_pallas(robot, radius, pose, velocity, control, spheres)
     welded = weld_pallas(robot, model, travel, boxes, gremlins, time)
-    index, near = nearest(robot, model, travel, pose, velocity, boxes, gremlins, time)
+    index, near = nearest(robot, model, travel, radius, pose, velocity, boxes, gremlins, time, spheres)
     inputs = (near.astype(jnp.int32), index.astype(jnp.int32), pose, velocity, control, *boxes, gremlins, time)
+    inputs += (spheres,) if count else ()
     results = (*free, *welded, jnp.zeros(n, jnp.int32))
     call = pl.pallas_call(
-        partial(pair_body, robot, model, travel),
+        partial(pair_body, robot, model, travel, radius, count),
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
         grid=(n,),
         in_specs=[WHOLE] * (len(inputs) + len(results)),

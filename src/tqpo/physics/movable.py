@@ -12,12 +12,14 @@ place without velocity, so a box trails a moving one.
 
 Robot and box in contact have nine coupled variables. In the robot's frame and about its centre of mass the Hessian of
 free motion and weld is diagonal but for one rank-one term, so its root S is known in closed form (`whitening`), and in
-z = S·(a − a_free) only the contacts are left: `boxes.py` finds them, `newton.py` solves for z.
+z = S·(a − a_free) only the contacts are left: `boxes.py` finds them, `newton.py` solves for z. Fixed spheres (buttons)
+that both may touch have slots of their own, 16 and up (`add_fixed`).
 
 | | MuJoCo | here |
 |---|---|---|
 | two boxes at the robot at once | solved together | only the box given here; tasks keep them 0.8 m apart |
 | box against box, box against floor | possible | left out: boxes move in phase, 0.1 m above the floor |
+| box against a fixed sphere | possible | for the box given here: undisturbed, they keep clear of spheres |
 
 Arrays hold one number per environment and have shape [..., 1].
 """
@@ -29,6 +31,7 @@ import jax.numpy as jnp
 
 from tqpo.physics import planar
 from tqpo.physics.boxes import (
+    SLOTS,
     SPHERE_SLOT,
     Axes,
     Contacts,
@@ -39,6 +42,7 @@ from tqpo.physics.boxes import (
     cross,
     scale,
     slots_like,
+    sphere_contact,
     sub,
     where,
 )
@@ -93,6 +97,27 @@ class Target(NamedTuple):
 
     pos: Vec  # m
     quat: Quat
+
+
+class Fixed(NamedTuple):
+    """Spheres that stand still, as high as the robot's."""
+
+    places: list[tuple[Array, Array]]  # m, at most five
+    radius: float  # m
+
+    @property
+    def slots(self) -> int:
+        return 2 * SLOTS if self.places else SLOTS
+
+
+NOTHING_FIXED = Fixed([], 0.0)
+
+
+class Sides(NamedTuple):
+    """Which bodies each contact moves, [..., slots] of 0 or 1; the other side of a contact with a fixed sphere is still."""
+
+    robot: Array
+    box: Array
 
 
 class Weld(NamedTuple):
@@ -220,13 +245,54 @@ def whitening(robot: PlanarRobot, model: BoxModel, held: Weld, axes: Axes) -> Sc
 
 
 def find_contacts(
-    robot: PlanarRobot, model: BoxModel, frame: Frame, pose: Pose, body: Body
+    robot: PlanarRobot, model: BoxModel, frame: Frame, pose: Pose, body: Body, slots: int = SLOTS
 ) -> tuple[Contacts, Vec, Axes]:
     """Contacts, and the box's centre and axes, in the robot's frame."""
     centre = frame.into((body.pos[0] - pose[0], body.pos[1] - pose[1], body.pos[2] - robot.z_height))
     axes = tuple(frame.into(axis) for axis in rotation(body.quat))
-    contact = contacts(robot.sphere_radius, robot.box_half, robot.box_offset, model.half_size, centre, axes)
+    contact = contacts(robot.sphere_radius, robot.box_half, robot.box_offset, model.half_size, centre, axes, slots)
     return contact, centre, axes
+
+
+def add_fixed(
+    robot: PlanarRobot,
+    model: BoxModel,
+    frame: Frame,
+    pose: Pose,
+    fixed: Fixed,
+    contact: Contacts,
+    centre: Vec,
+    axes: Axes,
+) -> tuple[Contacts, Sides]:
+    """`contact` with the contacts of K fixed spheres: slots 16 … with the robot's sphere, 16 + K … with its cube,
+    16 + 2K … with the box."""
+    count, slot = len(fixed.places), slots_like(contact.dist, fixed.slots)
+    part = jnp.where(slot < SLOTS + count, 0, jnp.where(slot < SLOTS + 2 * count, 1, 2))
+    number = slot - SLOTS - count * part
+    zero = jnp.zeros_like(contact.dist)
+    x, y = zero, zero
+    for k, (px, py) in enumerate(fixed.places):
+        x, y = jnp.where(number == k, px - pose[0], x), jnp.where(number == k, py - pose[1], y)
+    at = frame.into((x, y, zero))
+
+    origin, straight = (zero, zero, zero), (zero + 1.0, zero)
+    by_sphere = planar.sphere_gap(robot, origin, at[:2], fixed.radius)  # pyright: ignore[reportArgumentType]
+    by_cube = planar.box_gap(robot, *straight, origin, at[:2], fixed.radius)  # pyright: ignore[reportArgumentType]
+    box_dist, box_point, box_normal = sphere_contact(fixed.radius, model.half_size, sub(centre, at), axes)
+    dist = jnp.where(part == 0, by_sphere[0], jnp.where(part == 1, by_cube[0], box_dist))
+
+    def chosen(which: int, by_box: Vec) -> Vec:
+        return where(part == 0, (*by_sphere[which], zero), where(part == 1, (*by_cube[which], zero), by_box))
+
+    own = slot >= SLOTS
+    merged = Contacts(
+        jnp.where(own, dist, contact.dist),
+        where(own, chosen(2, add(at, box_point)), contact.point),
+        where(own, chosen(1, box_normal), contact.normal),
+        jnp.where(own, (dist < 0) & (number < count), contact.active),
+    )
+    sides = Sides(jnp.where(own & (part == 2), 0.0, 1.0 + zero), jnp.where(own & (part < 2), 0.0, 1.0 + zero))
+    return merged, sides
 
 
 def any_active(contact: Contacts) -> Array:
@@ -245,11 +311,21 @@ def free_robot(robot: PlanarRobot, frame: Frame, velocity: Velocity, control: Co
     return free, (speed[0], speed[1] + offset * speed[2], speed[2])
 
 
-def pairwise_friction(robot: PlanarRobot, model: BoxModel, dist: Array) -> Vec:
-    """Sliding, torsional and rolling friction of each slot: the greater of the two bodies'."""
-    sphere = slots_like(dist) == SPHERE_SLOT
-    pairs = zip(robot.sphere_friction, robot.other_friction, model.friction, strict=True)
-    return tuple(jnp.where(sphere, max(s, b), max(o, b)).astype(dist.dtype) for s, o, b in pairs)
+def pairwise_friction(robot: PlanarRobot, model: BoxModel, fixed: Fixed, dist: Array) -> Vec:
+    """Sliding, torsional and rolling friction of each slot: the greater of the two bodies'.
+
+    A fixed sphere has that of the robot's cube, so that its contact with the box has the same as that of cube and box.
+    """
+    slot, count = slots_like(dist, dist.shape[-1]), len(fixed.places)
+    sphere = slot == SPHERE_SLOT
+    out = []
+    for s, o, b in zip(robot.sphere_friction, robot.other_friction, model.friction, strict=True):
+        value = jnp.where(sphere, max(s, b), max(o, b))
+        if count:
+            value = jnp.where((slot >= SLOTS) & (slot < SLOTS + count), max(s, o), value)
+            value = jnp.where((slot >= SLOTS + count) & (slot < SLOTS + 2 * count), o, value)
+        out.append(value.astype(dist.dtype))
+    return tuple(out)
 
 
 def contact_problem(
@@ -260,23 +336,33 @@ def contact_problem(
     contact: Contacts,
     centre: Vec,
     drive: tuple[Vec, Vec, Vec],
+    fixed: Fixed,
+    sides: Sides | None,
 ) -> Problem:
     """The contacts' rows over z. `drive` is a_free + b·v of the robot, of the box's centre and of its rotation.
 
-    A row's residual J·a − a_ref = J·(a + b·v) + k·d·r is linear in it.
+    A row's residual J·a − a_ref = J·(a + b·v) + k·d·r is linear in it. Without `sides` every contact moves both bodies.
     """
-    sliding, torsion, rolling = pairwise_friction(robot, model, contact.dist)
+    sliding, torsion, rolling = pairwise_friction(robot, model, fixed, contact.dist)
     impedance = model.contact.impedance(contact.dist)
-    stiffness = 1.0 / pyramid_regulariser(impedance, sliding, robot.invweight + 1.0 / model.mass)  # type: ignore[arg-type]
+    invweight = robot.invweight + 1.0 / model.mass
+    if sides:
+        invweight = sides.robot * robot.invweight + sides.box / model.mass
+    stiffness = 1.0 / pyramid_regulariser(impedance, sliding, invweight)  # type: ignore[arg-type]
 
     rx, ry = contact.point[0] - robot.com_offset, contact.point[1]
     arm = sub(contact.point, centre)
     own, linear, angular = drive
     swept = add(linear, cross(angular, arm))
+    if sides:
+        own, swept, angular = scale(sides.robot, own), scale(sides.box, swept), scale(sides.box, angular)
     slip = (swept[0] - own[0] + own[2] * ry, swept[1] - own[1] - own[2] * rx, swept[2])
     roll = (angular[0], angular[1], angular[2] - own[2])
 
     mx, my, mz = scales.robot
+    if sides:
+        mx, my, mz = (m * sides.robot for m in scales.robot)
+        scales = scales._replace(linear=scales.linear * sides.box, angular=scales.angular * sides.box)
     normal = contact.normal
     first, second = frame.tangents(normal)
     rows, offset = [], []  # a row by variable: 0–2 of the robot, 3–5 and 6–8 of the box
@@ -301,10 +387,14 @@ def coupled_acceleration(
     body: Body,
     target: Target,
     start: Vector | None = None,
+    fixed: Fixed = NOTHING_FIXED,
 ) -> Coupled:
     """Accelerations of the robot and one box at this state; `start` warm-starts the solver with an earlier `effort`."""
     frame = Frame(jnp.cos(pose[2]), jnp.sin(pose[2]))
-    contact, centre, axes = find_contacts(robot, model, frame, pose, body)
+    contact, centre, axes = find_contacts(robot, model, frame, pose, body, fixed.slots)
+    touching, sides = any_active(contact), None
+    if fixed.places:
+        contact, sides = add_fixed(robot, model, frame, pose, fixed, contact, centre, axes)
     held = weld(model, body, target)
     scales = whitening(robot, model, held, axes)
     free, speed = free_robot(robot, frame, velocity, control)
@@ -316,7 +406,7 @@ def coupled_acceleration(
         add(linear, scale(rate, frame.into(body.vel))),
         add(angular, scale(rate, combine(axes, body.spin))),
     )
-    problem = contact_problem(robot, model, frame, scales, contact, centre, drive)
+    problem = contact_problem(robot, model, frame, scales, contact, centre, drive, fixed, sides)
     z, iterations = minimise(problem, start or (jnp.zeros_like(free[0]),) * 9)
 
     ahead, across, turn = (a + s * x for a, s, x in zip(free, scales.robot, z[:3], strict=True))
@@ -324,4 +414,4 @@ def coupled_acceleration(
     linear = frame.out(add(linear, scale(scales.linear, z[3:6])))
     angular = add(angular, scales.turn(z[6:9]))
     spin = tuple(dot(axis, angular) for axis in axes)
-    return Coupled((ax, ay, turn), linear, spin, any_active(contact), z, iterations)
+    return Coupled((ax, ay, turn), linear, spin, touching, z, iterations)

@@ -1,9 +1,9 @@
-"""One environment step of the robot among free boxes that are welded to targets on circles (gremlins).
+"""One environment step of the robot among fixed spheres and free boxes that are welded to targets on circles (gremlins).
 
 Every box follows its own weld, and the robot drives freely, except where the robot can reach a box within the step:
 there robot and nearest box are solved together (`movable.coupled_acceleration`). Boxes never meet each other, and the
-robot meets one at a time; the keepouts of the tasks see to that (`docs/decisions.md`). The two paths are those of
-`drive.py`.
+robot meets one at a time; the keepouts of the tasks see to that (`docs/decisions.md`). A box meets a sphere only where
+the robot pushes it there. The two paths are those of `drive.py`.
 """
 
 import math
@@ -15,7 +15,7 @@ from jax import lax
 
 from tqpo.physics import movable, planar
 from tqpo.physics.drive import components, drive_xla, on_some
-from tqpo.physics.movable import Body, Boxes, BoxModel, Target
+from tqpo.physics.movable import NOTHING_FIXED, Body, Boxes, BoxModel, Fixed, Target
 from tqpo.physics.planar import PlanarRobot
 from tqpo.types import Array
 
@@ -80,14 +80,24 @@ def solve_weld(robot: PlanarRobot, model: BoxModel, travel: float, body: Body, c
     return lax.fori_loop(0, robot.substeps, one, body)
 
 
-def solve_pair(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity, control, body: Body, circle: Circle):
+def solve_pair(
+    robot: PlanarRobot,
+    model: BoxModel,
+    travel: float,
+    pose,
+    velocity,
+    control,
+    body: Body,
+    circle: Circle,
+    fixed: Fixed = NOTHING_FIXED,
+):
     """An environment step of the robot and one box together, by components [..., 1]."""
 
     def one(i, state):
         pose, velocity, body, *_, effort = state
         during = jnp.minimum(i, robot.substeps - 1) * robot.timestep  # the mocap stays until the next step
         goal = target(model, travel, circle, during)
-        felt = movable.coupled_acceleration(robot, model, pose, velocity, control, body, goal, effort)
+        felt = movable.coupled_acceleration(robot, model, pose, velocity, control, body, goal, effort, fixed)
         moved = (
             *planar.integrate(robot, pose, velocity, felt.robot),
             movable.integrate(body, felt.linear, felt.angular, robot.timestep),
@@ -116,8 +126,19 @@ def as_circle(gremlins: Array, time: Array) -> Circle:
     return Circle((gremlins[..., 0], gremlins[..., 1]), gremlins[..., 2], time)
 
 
-def nearest(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity, boxes: Boxes, gremlins, time):
-    """For a flat batch: the index of the nearest box [N], and whether the robot might touch it within the step [N].
+def nearest(
+    robot: PlanarRobot,
+    model: BoxModel,
+    travel: float,
+    radius: float,
+    pose,
+    velocity,
+    boxes: Boxes,
+    gremlins,
+    time,
+    spheres,
+):
+    """For a flat batch: the index of the nearest box [N], and whether the robot or a sphere might touch it in this step.
 
     The bound allows for the motor, the swing of the robot's origin and the pull of the weld, and is never too small.
     """
@@ -133,27 +154,46 @@ def nearest(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity, 
     box_travel = speed * duration + 0.5 * model.weld.stiffness * lag * duration**2
     distance = jnp.linalg.norm(boxes.pos[..., :2] - pose[:, None, :2], axis=-1)
     slack = distance - reach - robot_travel[:, None] - box_travel  # [N, G]
-    return jnp.argmin(distance, axis=-1), jnp.min(slack, axis=-1) < 1e-3
+    index, near = jnp.argmin(distance, axis=-1), jnp.min(slack, axis=-1) < 1e-3
+    if spheres.shape[1]:
+        rows = jnp.arange(pose.shape[0])
+        gap = jnp.linalg.norm(spheres - boxes.pos[rows, index, None, :2], axis=-1)  # [N, K]
+        near |= jnp.min(gap, axis=-1) - radius - math.sqrt(3.0) * model.half_size - box_travel[rows, index] < 1e-3
+    return index, near
 
 
-def push_xla(robot: PlanarRobot, model: BoxModel, travel: float, pose, velocity, control, boxes, gremlins, time):
+def push_xla(
+    robot: PlanarRobot,
+    model: BoxModel,
+    travel: float,
+    radius: float,
+    pose,
+    velocity,
+    control,
+    boxes,
+    gremlins,
+    time,
+    spheres,
+):
+    """A flat batch [N, …] with K spheres of this radius at `spheres` [N, K, 2]."""
     rows = jnp.arange(pose.shape[0])
-    free = drive_xla(robot, 0.0, pose, velocity, control, jnp.zeros((pose.shape[0], 0, 2), pose.dtype))
+    free = drive_xla(robot, radius, pose, velocity, control, spheres)
     circle = as_circle(gremlins, time[:, None])
     welded = as_boxes(solve_weld(robot, model, travel, as_body(*boxes), circle))
-    index, near = nearest(robot, model, travel, pose, velocity, boxes, gremlins, time)
+    index, near = nearest(robot, model, travel, radius, pose, velocity, boxes, gremlins, time, spheres)
     mine = Boxes(*(x[rows, index] for x in boxes))
 
-    def pairs(pose, velocity, control, box, gremlin, time):
+    def pairs(pose, velocity, control, box, gremlin, time, spheres):
         args = [jnp.expand_dims(x, -2) for x in (pose, velocity, control)]  # components become [..., 1]
         body = as_body(*(jnp.expand_dims(x, -2) for x in box))
         circle = as_circle(gremlin[..., None, :], time[..., None])
-        pair = solve_pair(robot, model, travel, *(components(x) for x in args), body, circle)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
+        fixed = Fixed([components(spheres[..., k, None, :]) for k in range(spheres.shape[-2])], radius)  # pyright: ignore[reportArgumentType]
+        pair = solve_pair(robot, model, travel, *(components(x) for x in args), body, circle, fixed)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
         motion = (jnp.concatenate(x, axis=-1) for x in (pair.pose, pair.velocity, pair.acceleration))
         return *motion, Boxes(*(x[..., 0, :] for x in as_boxes(pair.body))), pair.touching[..., 0]
 
     base = (*free, mine, jnp.zeros(pose.shape[0], bool))
-    args = (pose, velocity, control, mine, gremlins[rows, index], time)
+    args = (pose, velocity, control, mine, gremlins[rows, index], time, spheres)
     *motion, box, touching = on_some(near, pairs, base, args, CHUNK)
     box = Boxes(*(jnp.where(near[:, None], new, old[rows, index]) for new, old in zip(box, welded, strict=True)))
     moved = Boxes(*(all_.at[rows, index].set(new) for all_, new in zip(welded, box, strict=True)))

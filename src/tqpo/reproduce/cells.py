@@ -28,7 +28,7 @@ from tqpo import store
 from tqpo.errors import ConfigError, TqpoError
 from tqpo.evaluation.episodes import Totals
 from tqpo.evaluation.summary import summarise
-from tqpo.reproduce.paper import BUDGET, COST_LIMIT, STEPS, TABLE1, Cell
+from tqpo.reproduce.paper import BUDGET, STEPS, SUITE, TABLE1, Cell
 from tqpo.training.job import Job, Prepared, agree, plain
 from tqpo.training.program import Metrics
 
@@ -56,7 +56,7 @@ class Plan:
 
     def prepare(self, cell: Cell, seeds: tuple[int, ...] | None = None) -> Prepared:
         """A cell as a job of all its seeds, or of these."""
-        level = {"preset": cell.preset, "safety": cell.safety, "cost_limit": COST_LIMIT}
+        level = {"preset": cell.preset, "safety": cell.safety, "cost_limit": cell.cost_limit}
         runs = {"seeds": self.seeds if seeds is None else seeds, "steps": self.steps, "snapshots": self.snapshots}
         return Job(task=cell.task, algo=cell.algo, **level, **runs, settings=dict(self.changes)).prepare()
 
@@ -88,8 +88,8 @@ class Plan:
         return bool(result and result.get("complete") and self.is_current(cell, result["settings"]))
 
     def judged(self, cell: Cell) -> tuple[int, ...]:
-        """The seeds of a cell that MuJoCo judges: those of Table 1, and of its counterparts that see their budget."""
-        return self.seeds[: self.judged_seeds] if cell in TABLE1 or cell in BUDGET else ()
+        """The seeds of a cell that MuJoCo judges: those of Table 1, of its counterparts that see their budget, of the suite."""
+        return self.seeds[: self.judged_seeds] if cell in (*TABLE1, *BUDGET, *SUITE) else ()
 
     def groups(self) -> list[tuple[Cell, ...]]:
         """The cells that are still to do, in groups that one program trains; the largest first."""

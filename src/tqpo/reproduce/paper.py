@@ -7,6 +7,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple
 
+COST_LIMIT = 15.0  # d
+STEPS = 5_000_000
+
 
 class Published(NamedTuple):
     """Mean and spread over seeds, as printed."""
@@ -25,6 +28,7 @@ class Cell:
     safety: float
     preset: str = "paper"
     published: Published | None = None
+    cost_limit: float = COST_LIMIT
 
     @property
     def name(self) -> str:
@@ -115,6 +119,19 @@ VARIANTS = (
 )
 ABLATION: list[Cell] = [Cell(c.task, algo, c.safety, preset="fast") for algo in VARIANTS for c in BUDGET]
 
+# A leaderboard on the tasks of Safety-Gymnasium's Point suite that have costs, at the limit that is usual there. The
+# first three algorithms have no level.
+SUITE_STEPS = 10_000_000
+LEADERBOARD = (
+    *((algo, 0.90) for algo in ("ppo", "ppo-lag", "ppo-early")),
+    *((algo, level) for algo in ("tqpo", "budget") for level in (0.90, 0.95)),
+)
+SUITE: list[Cell] = [
+    Cell(f"SafetyPoint{task}", algo, level, preset="fast", cost_limit=25.0)
+    for task in ("Button1", "Button2", "Circle1", "Circle2", "Run0")
+    for algo, level in LEADERBOARD
+]
+
 SETS: dict[str, list[Cell]] = {
     "table1": [*TABLE1, *PPO_LAG],
     "table2": TABLE2,
@@ -125,8 +142,7 @@ SETS: dict[str, list[Cell]] = {
     "ablation": ABLATION,
     "first": FIRST,
     "levels": LEVELS,
+    "suite": SUITE,
 }
 PARTS = ("table1", "table2", "baseline", "fast")
 SETS["all"] = list({cell.name: cell for name in PARTS for cell in SETS[name]}.values())
-COST_LIMIT = 15.0  # d
-STEPS = 5_000_000
