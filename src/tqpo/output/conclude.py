@@ -203,7 +203,7 @@ def write_page(folder: store.Run, path: pathlib.Path) -> pathlib.Path:
         title=f"{job.algo} on {job.task}",
         subtitle=f"Return at its best while {goal}",
         evaluations=evaluations_of(folder),
-        curves=[curves_of(folder, prepared, place) for place in range(len(prepared.asked))],
+        curves=[curves_of(folder, prepared, place, job.title) for place in range(len(prepared.asked))],
         episodes=episodes,
         settings=folder.config["job"] | folder.config["derived"]["algorithm"],
         provenance=folder.manifest.get("sessions", [{}])[-1],

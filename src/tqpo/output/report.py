@@ -111,7 +111,9 @@ def constraint_verdict(evaluation: Mapping[str, Any], k: int, seeds: str) -> str
     if asked["kind"] == "quantile":
         level, safety = asked["safety"], measured["safety_prob"]
         low = gauge_start([safety], level)
-        marks = [(0.0, f"{low:.0%}"), (place(level, low), f"required {100 * level:g}%"), (1.0, "100%")]
+        middle = place(level, low)
+        end = "100%" if middle < 0.7 else ""  # a phone has no room for both
+        marks = [(0.0, f"{low:.0%}"), (middle, f"required {100 * level:g}%"), (1.0, end)]
         labels = "".join(f'<span style="left:{100 * x:.2f}%">{text}</span>' for x, text in marks)
         shown = f"{gauge(safety, level, low)}<div class=scale aria-hidden=true>{labels}</div>"
     return (
