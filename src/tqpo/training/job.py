@@ -147,7 +147,10 @@ class Job:
 def prepared_of(config: Mapping[str, Any]) -> "Prepared":
     """The job of a `config.json`, prepared with the settings that the file tells of: those of a preset may have changed
     since. Settings that this version no longer has do not count."""
-    return Job.from_description(config).prepare(flat(config["derived"]["algorithm"]))
+    job = Job.from_description(config)
+    known = field_names(preset(Job.preset, job.algo)) | {"cost_limit", "safety", "margin"}
+    settings = {name: value for name, value in job.settings.items() if name in known}
+    return dataclasses.replace(job, settings=settings).prepare(flat(config["derived"]["algorithm"]))
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
