@@ -3,6 +3,7 @@
     .venv-safety-gymnasium/bin/python reference/original.py --out tests/data/safety-gymnasium.npz --every 40
     .venv-safety-gymnasium/bin/python reference/original.py --out runs/original.npz --layouts 0
 
+The file of the tests has 750 layouts of Button1 and 550 of Button2 (`--tasks`, `--layouts`): each takes a second to place.
 Runs in the Python 3.10 that `make safety-gymnasium` makes; `statistics` and `TASKS` need NumPy alone and serve the tests.
 
 | entry | holds |

@@ -64,6 +64,7 @@ def model_xml(config: TaskConfig) -> str:
     welds = [f'<weld body1="gremlin{i}_mocap" body2="gremlin{i}" {soft(box.weld)}/>' for i in range(config.gremlins)]
     return f"""
 <mujoco model="tqpo">
+  <compiler autolimits="true"/>
   <option timestep="{robot.timestep}" gravity="0 0 {-box.gravity}"/>
   <statistic center="0 0 0" extent="{side}"/>
   <visual>
