@@ -15,6 +15,7 @@ from tqpo.host.actions import to_env
 from tqpo.host.reference import name_of
 from tqpo.output.conclude import conclude, judge
 from tqpo.training import loop
+from tqpo.training.certificates import of_training, verdict_of
 from tqpo.training.job import Job, seeds_of
 from tqpo.training.policies import load_policy
 
@@ -31,7 +32,8 @@ def train(
     callback: loop.Callback | None = None,
     **job: Any,
 ) -> dict[str, Any]:
-    """Trains into a new folder and evaluates; returns the evaluation (`tqpo.evaluation.summary` describes it).
+    """Trains into a new folder and evaluates; returns the evaluation (`tqpo.evaluation.summary` describes it) with the
+    `certificates` of the kept policies (`tqpo.training.certificates`).
 
     `task` may be your own environment, `gym:ID` or `module:factory`, and `cost_fn(obs, action, next_obs, info)` a
     function that gives its cost. With `report` the folder also gets what `tqpo train` writes: an evaluation of
@@ -49,7 +51,10 @@ def train(
     options = loop.Options(quiet=quiet, callback=callback, episodes=check_count("episodes", episodes))
     with loop.train(wanted, out, options) as folder:
         evaluation, _ = conclude(folder, episodes, report)
-    return evaluation
+        certificates = of_training(folder)
+        if not quiet:
+            print(*(verdict_of(entry, folder) for entry in certificates), sep="\n")
+    return evaluation | {"certificates": certificates}
 
 
 def evaluate(

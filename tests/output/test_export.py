@@ -53,7 +53,15 @@ def stablehlo_step(policy: ActorPolicy, form=None, budget=None):
 def facts_of(policy: ActorPolicy, form=None, budget=None) -> dict:
     training = dict.fromkeys(("steps", "iterations", "seed", "iteration_of_this_policy"), 0)
     training |= {"seeds": [0], "preset": "fast", "settings": {}, "commit": "", "device": "", "run": ""}
-    empty = {"constraints": [], "evaluations": [], "enforces": "", "task_settings": {}, "versions": {}, "limits": []}
+    empty = {
+        "constraints": [],
+        "certificates": [],
+        "evaluations": [],
+        "enforces": "",
+        "task_settings": {},
+        "versions": {},
+        "limits": [],
+    }
     return (
         empty
         | {"task": "", "algorithm": "", "training": training, "exported_by": {}}

@@ -8,6 +8,7 @@ import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
 from tqpo import __version__
+from tqpo.cli.certify import Certify
 from tqpo.cli.check_env import CheckEnv
 from tqpo.cli.export import Export
 from tqpo.cli.info import Algorithms, Bench, Tasks
@@ -17,7 +18,22 @@ from tqpo.cli.sweep import Sweep
 from tqpo.cli.train import Train
 from tqpo.errors import Interrupted, TqpoError
 
-COMMANDS = (Train, Sweep, Evaluate, Plot, Compare, Watch, Report, Export, CheckEnv, Tasks, Algorithms, Bench, Reproduce)
+COMMANDS = (
+    Train,
+    Sweep,
+    Evaluate,
+    Certify,
+    Plot,
+    Compare,
+    Watch,
+    Report,
+    Export,
+    CheckEnv,
+    Tasks,
+    Algorithms,
+    Bench,
+    Reproduce,
+)
 
 
 def main() -> None:

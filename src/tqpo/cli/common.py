@@ -55,23 +55,24 @@ def open_all(paths: tuple[pathlib.Path, ...]) -> list:
 
 @contextlib.contextmanager
 def progress(title: str, hidden: bool):
-    """Gives a callback (done, total), shown as a bar in a terminal and as a line now and then elsewhere."""
+    """Gives a callback (done, total, text), shown as a bar in a terminal and as a line now and then elsewhere."""
     from rich.console import Console
-    from rich.progress import Progress, TimeElapsedColumn
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
     console = Console(stderr=True, quiet=hidden)
-    columns = (*Progress.get_default_columns(), TimeElapsedColumn())
+    columns = (*Progress.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[text]}", markup=False))
     said = time.monotonic()
 
-    def tick(done: int, total: int) -> None:
+    def tick(done: int, total: int, text: str = "") -> None:
         nonlocal said
-        bar.update(task, completed=done, total=total)
+        bar.update(task, completed=done, total=total, text=text)
         if not console.is_terminal and time.monotonic() - said > LINE_EVERY:
             said = time.monotonic()
-            console.print(f"{title}: {done:,} of {total:,} episodes", highlight=False)
+            line = f"{title}: {done:,} of {total:,} episodes {text}"
+            console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
 
     with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
+        task = bar.add_task(title, total=None, text="")
         yield tick
 
 

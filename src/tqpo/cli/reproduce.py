@@ -18,7 +18,8 @@ class Reproduce:
 
     what: Positional[str]
     """table1 (with PPO-Lagrangian), table2, baseline, fast, or all; released; budget and its ablation; suite, a leaderboard on
-    Safety-Gymnasium's tasks; figures and tables draw what is there."""
+    Safety-Gymnasium's tasks; figures and tables draw what is there; certificate simulates how
+    often one is wrong (no training)."""
     task: tuple[str, ...] = ()
     """Only these tasks."""
     algo: tuple[str, ...] = ()
@@ -66,6 +67,9 @@ class Reproduce:
         from tqpo.training.job import seeds_of
 
         jax.config.update("jax_platforms", "cpu")  # this process only plans; devices are the groups'
+        if self.what == "certificate":
+            self._simulate()
+            return
         suite = self.what == "suite"
         out = self.out or pathlib.Path("results/suite" if suite else "results/paper")
         if self.what in {"figures", "tables"}:
@@ -74,7 +78,7 @@ class Reproduce:
             print(*document.write_all(out, self.page, self.beside), sep="\n")
             return
         if self.what not in SETS:
-            known = ", ".join([*SETS, "figures", "tables"])
+            known = ", ".join([*SETS, "figures", "tables", "certificate"])
             raise UnknownNameError(f"nothing to reproduce called {self.what!r}; there are {known}")
         if self.page:
             raise ConfigError("--page goes with tables or figures")
@@ -107,3 +111,13 @@ class Reproduce:
         if self.ray:
             runner = functools.partial(cluster.run_tasks, gpus=self.gpus, address=self.address)
         document.show(groups.run_plan(plan, runner, self.jobs))
+
+    def _simulate(self) -> None:
+        """Candidates that exist in numbers only: `reproduce.certificate`."""
+        from tqpo.reproduce import cells, certificate
+
+        out = self.out or pathlib.Path("results/certificate")
+        out.mkdir(parents=True, exist_ok=True)
+        found = certificate.simulate()
+        cells.write(out / "simulation.json", found)
+        print(certificate.table(found), out / "simulation.json", sep="\n\n")

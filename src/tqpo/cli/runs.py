@@ -81,6 +81,7 @@ class Compare:
     """Folders that training wrote."""
 
     def __call__(self) -> None:
+        from tqpo.training.certificates import certificates_of
         from tqpo.training.evaluations import evaluations_of
         from tqpo.training.job import Job
 
@@ -93,7 +94,7 @@ class Compare:
             if not (evaluations := evaluations_of(folder)):
                 missing.append(folder.folder)
                 continue
-            first, pooled = evaluations[0], evaluations[0]["pooled"]
+            first, pooled, certificates = evaluations[0], evaluations[0]["pooled"], certificates_of(folder)
             for c, asked in zip(pooled["constraints"], first["constraints"], strict=True):
                 table.add_row(
                     folder.folder.name,
@@ -104,7 +105,7 @@ class Compare:
                     constraint_text(asked),
                     interval(c["safety_prob"], "{:.1%}"),
                     *costs(c, asked["cost_limit"]),
-                    c["verdict"]["word"],
+                    "\n".join([c["verdict"]["word"], *said_of(certificates, asked, len(first["seeds"]))]),
                 )
         if table.row_count:
             wide_console().print(table)
@@ -112,6 +113,19 @@ class Compare:
             print(f"{path} has no evaluation: run tqpo evaluate {path}", file=sys.stderr)
         if not table.row_count:
             raise ConfigError("nothing to compare")
+
+
+def said_of(certificates: list[dict], asked: dict, seeds: int) -> list[str]:
+    """What a run's certificates say of a constraint: each word, and of how many seeds where there are several."""
+    words = [
+        row["word"]
+        for entry in certificates
+        for row in entry["claims"]
+        if (row["costs"], row["cost_limits"], row["safety"])
+        == ([asked["name"]], [asked["cost_limit"]], asked["safety"])
+    ][:seeds]
+    counts = {word: words.count(word) for word in ("certified", "refuted", "undecided") if word in words}
+    return [word if seeds == 1 else f"{n} {word}" for word, n in counts.items()]
 
 
 @dataclasses.dataclass

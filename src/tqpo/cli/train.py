@@ -5,12 +5,15 @@ import itertools
 import pathlib
 import re
 import signal
+import sys
 from typing import Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from tqpo.cli.common import File, Number, Settings, Text, assignments, progress, show_evaluation
 from tqpo.errors import ConfigError, Interrupted
+
+NOT_CERTIFIED = 3  # exit status
 
 
 @dataclasses.dataclass
@@ -68,6 +71,8 @@ class Output:
     """Folder for the run; by default a new one under runs/."""
     checkpoint_every: int = 20
     """Iterations between two checkpoints."""
+    require_certificate: bool = False
+    """Exit status 3 where the policy of some seed is not certified."""
     quiet: bool = False
     """Print nothing but the verdict."""
     wandb: Text = None
@@ -106,6 +111,9 @@ class Train:
                 self._conclude(folder, episodes)
             else:
                 folder.finish()
+            show_certificates(folder)
+            if self.output.require_certificate and not all_certified(folder):
+                sys.exit(NOT_CERTIFIED)
 
     def _conclude(self, folder, episodes: int) -> None:
         """Evaluation and report, shown, and where they are."""
@@ -153,6 +161,26 @@ class Train:
         if self.output.out is not None and self.output.out.resolve() != path.resolve():
             raise ConfigError("--out and --resume name two folders: a resumed run stays where it is")
         return episodes if self.training.episodes == Training.episodes else self.training.episodes
+
+
+def all_certified(folder) -> bool:
+    """Whether the policy of every seed is certified for what it was trained for."""
+    from tqpo.training.certificates import of_training
+
+    entries = of_training(folder)
+    return bool(entries) and all(entry["verdict"] == "certified" for entry in entries)
+
+
+def show_certificates(folder) -> None:
+    """How training ends: certified, or plainly not, with what to type."""
+    from rich.console import Console
+
+    from tqpo.training.certificates import of_training, verdict_of
+
+    for entry in of_training(folder):
+        colour = {"certified": "green", "refuted": "red"}.get(entry["verdict"], "yellow")
+        console = Console(highlight=False, markup=False)
+        console.print(verdict_of(entry, folder), style=f"bold {colour}", soft_wrap=True)
 
 
 def judged(path: pathlib.Path) -> bool:

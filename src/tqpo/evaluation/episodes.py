@@ -5,7 +5,7 @@ counted, so that long ones are not left out.
 """
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import equinox as eqx
@@ -133,6 +133,30 @@ def _run_batch(env: Env, policy: Policy, key: Key, first: Array, size: int, dete
     return running.totals
 
 
+def usual_batch() -> int:
+    """Episodes at a time that the device is good at."""
+    return 256 if jax.default_backend() == "cpu" else 4096
+
+
+def stream(
+    env: Env, policy: Policy, key: Key, episodes: int, batch: int, deterministic: bool = False
+) -> Iterator[Totals]:
+    """At most so many fresh episodes, `batch` of them at a time, for as long as one asks."""
+    for first in range(0, episodes, batch):
+        totals = _run_batch(env, policy, key, jnp.asarray(first), batch, deterministic)
+        yield Totals(*(np.asarray(x)[: episodes - first] for x in totals))
+
+
+def gather(parts: Iterable[Totals], episodes: int, progress: Progress | None = None) -> Totals:
+    """All parts of so many episodes."""
+    kept = []
+    for part in parts:
+        kept.append(part)
+        if progress is not None:
+            progress(sum(len(part.returns) for part in kept), episodes)
+    return Totals.join(kept)
+
+
 def run_episodes(
     env: Env,
     policy: Policy,
@@ -145,15 +169,8 @@ def run_episodes(
 ) -> Totals:
     """So many fresh episodes, `batch` of them at a time; by default as many as the device is good at."""
     check_count("episodes", episodes)
-    usual = 256 if jax.default_backend() == "cpu" else 4096
-    batch = min(check_count("batch", batch or usual), episodes)
-    parts = []
-    for first in range(0, episodes, batch):
-        totals = _run_batch(env, policy, key, jnp.asarray(first), batch, deterministic)
-        parts.append(Totals(*(np.asarray(x)[: episodes - first] for x in totals)))
-        if progress is not None:
-            progress(min(first + batch, episodes), episodes)
-    return Totals.join(parts)
+    batch = min(check_count("batch", batch or usual_batch()), episodes)
+    return gather(stream(env, policy, key, episodes, batch, deterministic), episodes, progress)
 
 
 class Trace(NamedTuple):

@@ -1,7 +1,7 @@
 """Fresh episodes of a policy, wherever its environment runs: in JAX, in MuJoCo or on the host."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import equinox as eqx
@@ -9,8 +9,9 @@ import equinox as eqx
 from tqpo.envs import Task
 from tqpo.envs.budget import Budgeted, BudgetedTwin, unwrapped
 from tqpo.errors import ConfigError
+from tqpo.evaluation import episodes as jax_episodes
+from tqpo.evaluation import host_episodes
 from tqpo.evaluation.episodes import Policy, Progress, Totals, run_episodes
-from tqpo.evaluation.host_episodes import run_twin
 from tqpo.types import Env, Key, Spec
 
 PHYSICS = ("jax", "mujoco")
@@ -28,6 +29,31 @@ def with_budget(env: Spec, make_twin: Callable[[], Any]) -> Callable[[], Any]:
     return eqx.Partial(BudgetedTwin, make_twin, env.budget, env.ends) if isinstance(env, Budgeted) else make_twin
 
 
+def twin_of(env: Spec) -> Callable[[], Any]:
+    """What makes the MuJoCo twin of a task of ours."""
+    from tqpo.envs.mujoco import MujocoTask
+
+    task: Any = unwrapped(env)
+    return with_budget(env, eqx.Partial(MujocoTask, task.config))
+
+
+def stream(
+    env: Spec, policy: Policy, key: Key, episodes: int, physics: str = "jax"
+) -> Generator[tuple[Totals, list[str]]]:
+    """At most so many episodes with sampled actions in parts, and the reports of faults among them, for as long as one
+    asks. The same episodes in the same order whatever the size of the parts."""
+    check_physics(env, physics)
+    if physics == "mujoco":
+        parts = host_episodes.stream_twin(twin_of(env), policy, key, episodes, workers=os.cpu_count() or 1)
+    elif isinstance(env, Env):
+        parts = jax_episodes.stream(env, policy, key, episodes, jax_episodes.usual_batch())
+    else:
+        host: Any = env
+        yield from host_episodes.stream_host(host, policy, key, episodes)
+        return
+    yield from ((part, []) for part in parts)
+
+
 def fresh_episodes(
     env: Spec,
     policy: Policy,
@@ -39,16 +65,10 @@ def fresh_episodes(
 ) -> tuple[Totals, list[str]]:
     """The episodes, and the reports of faults among them."""
     check_physics(env, physics)
-    task = unwrapped(env)
-    if physics == "mujoco" and isinstance(task, Task):
-        from tqpo.envs.mujoco import MujocoTask
-
-        twin = with_budget(env, eqx.Partial(MujocoTask, task.config))
+    if physics == "mujoco":
         how = {"deterministic": deterministic, "workers": os.cpu_count() or 1, "progress": progress}
-        return run_twin(twin, policy, key, episodes, **how), []
+        return host_episodes.run_twin(twin_of(env), policy, key, episodes, **how), []
     if isinstance(env, Env):
         return run_episodes(env, policy, key, episodes, deterministic=deterministic, progress=progress), []
-    from tqpo.evaluation import host_episodes
-
     host: Any = env
     return host_episodes.run_episodes(host, policy, key, episodes, deterministic=deterministic, progress=progress)

@@ -5,11 +5,10 @@ in the twin, its start too. Every episode that is begun is counted, so that long
 """
 
 import concurrent.futures
-import contextlib
 import functools
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -19,7 +18,7 @@ import numpy as np
 
 from tqpo.algorithms import rollout
 from tqpo.errors import ConfigError, RenderError
-from tqpo.evaluation.episodes import Policy, Progress, Totals, act, check_count, episode_keys, feedback
+from tqpo.evaluation.episodes import Policy, Progress, Totals, act, check_count, episode_keys, feedback, gather
 from tqpo.host.reference import GYM, find, takes
 from tqpo.host.transition import Transition, Transitions, stack
 from tqpo.types import Key, PyTree
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from tqpo.host.spec import HostSpec
 
 AT_ONCE = 32  # environments of an evaluation, where they share a process
+ROUND = 256  # episodes after which one who streams them can stop
 LONGEST = 2000  # steps of a film
 
 
@@ -102,6 +102,12 @@ def run_episodes(
         return play(envs, policy, key, shares, deterministic, progress), envs.take_reports()
 
 
+def stream_host(env: "HostSpec", policy: Policy, key: Key, episodes: int) -> Iterator[tuple[Totals, list[str]]]:
+    """Fresh episodes and reports of faults, `ROUND` episodes at a time, for as long as one asks."""
+    for first in range(0, episodes, ROUND):
+        yield run_episodes(env, policy, jax.random.fold_in(key, first), min(ROUND, episodes - first))
+
+
 class KeyedEnvs:
     """Environments with `reset(key)` and `step(action) -> Step`, such as the MuJoCo twin; one episode of each."""
 
@@ -134,7 +140,7 @@ def _begin_worker() -> None:
     jax.config.update("jax_platforms", "cpu")
 
 
-def run_twin(
+def stream_twin(
     make_env: Callable[[], Any],
     policy: Policy,
     key: Key,
@@ -143,22 +149,32 @@ def run_twin(
     deterministic: bool = False,
     batch: int = 20,
     workers: int = 0,
-    progress: Progress | None = None,
-) -> Totals:
-    """So many fresh episodes, `batch` of them at a time. With `workers`, in as many new processes."""
+) -> Iterator[Totals]:
+    """Fresh episodes, `batch` of them at a time, for as long as one asks. With `workers`, in as many new processes."""
     check_count("episodes", episodes)
     batch = min(check_count("batch", batch), -(-episodes // max(workers, 1)))
     indices = [range(first, min(first + batch, episodes)) for first in range(0, episodes, batch)]
     run = functools.partial(play_twin, make_env, policy, key, deterministic=deterministic)
     context = multiprocessing.get_context("spawn")  # JAX has threads, which a fork would lose
     pool = concurrent.futures.ProcessPoolExecutor(workers, context, _begin_worker) if workers else None
-    parts = []
-    with pool or contextlib.nullcontext():
-        for part in pool.map(run, indices) if pool else map(run, indices):
-            parts.append(part)
-            if progress is not None:
-                progress(sum(len(part.returns) for part in parts), episodes)
-    return Totals.join(parts)
+    try:
+        yield from pool.map(run, indices) if pool else map(run, indices)
+    finally:
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
+
+def run_twin(
+    make_env: Callable[[], Any],
+    policy: Policy,
+    key: Key,
+    episodes: int,
+    *,
+    progress: Progress | None = None,
+    **how: Any,
+) -> Totals:
+    """So many fresh episodes; `how` as `stream_twin` takes it."""
+    return gather(stream_twin(make_env, policy, key, episodes, **how), episodes, progress)
 
 
 class Filmed:

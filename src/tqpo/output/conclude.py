@@ -19,6 +19,7 @@ from tqpo.output import plots
 from tqpo.output.playback import record_episode
 from tqpo.output.report import Report, write_report
 from tqpo.output.video import write_video
+from tqpo.training.certificates import certificates_of
 from tqpo.training.evaluations import add_evaluation, evaluate_run, evaluation_key, evaluations_of
 from tqpo.training.job import Job, Prepared, prepared_of
 from tqpo.training.policies import load_policies, load_policy
@@ -204,6 +205,7 @@ def write_page(folder: store.Run, path: pathlib.Path) -> pathlib.Path:
         subtitle=f"Return at its best while {goal}",
         evaluations=evaluations_of(folder),
         curves=[curves_of(folder, prepared, place, job.title) for place in range(len(prepared.asked))],
+        certificates=certificates_of(folder),
         episodes=episodes,
         settings=folder.config["job"] | folder.config["derived"]["algorithm"],
         provenance=folder.manifest.get("sessions", [{}])[-1],

@@ -37,6 +37,7 @@ class Report:
     evaluations: Sequence[Mapping[str, Any]]  # of `evaluation.summarise`
     subtitle: str = ""
     curves: Sequence[Sequence[plots.Curve]] = ()  # of each constraint
+    certificates: Sequence[Mapping[str, Any]] = ()  # of `training.certificates`
     episodes: Sequence[Mapping[str, Any]] = ()  # of `record_episode`
     settings: Mapping[str, Any] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -61,6 +62,7 @@ def page(report: Report) -> str:
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{allowed}'"
     parts = [
         f"<header><h1>{escape(report.title)}</h1><p class=soft>{escape(report.subtitle)}</p></header>",
+        certificates(report.certificates),
         verdict(report.evaluations[0]),
         tiles(report.evaluations[0]),
         intervals(report.evaluations),
@@ -77,6 +79,21 @@ def page(report: Report) -> str:
         + "\n".join(part for part in parts if part)
         + f"\n</main>\n<script>{script}</script>\n</body>\n</html>\n"
     )
+
+
+def certificates(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The sentences to sign, one for each claim about each seed's policy."""
+    alike = {"certified": "meets", "refuted": "misses", "undecided": "cannot tell yet"}
+    tones = {word: TONES[verdict] for word, verdict in alike.items()}
+    lines = [
+        f'<p class="sentence {tones[row["word"]][0]}"><span aria-hidden=true>{tones[row["word"]][1]}</span> '
+        f"Seed {entry['policy']['seed']}. {escape(row['sentence'])} "
+        f"<small class=soft>{escape(entry['environment']['physics'])} physics, sampled actions; policy SHA-256 "
+        f"{escape(entry['policy']['sha256']['policy.safetensors'][:16])}…</small></p>"
+        for entry in entries
+        for row in entry["claims"]
+    ]
+    return f'<section aria-label="Certificate"><h2>Certificate</h2>{"".join(lines)}</section>' if lines else ""
 
 
 def verdict(evaluation: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from tqpo.sweep.cluster import Runner
 from tqpo.sweep.progress import JobsProgress
 from tqpo.sweep.work import when_free
 from tqpo.training import loop
-from tqpo.training.choose import best_of
+from tqpo.training.choose import Choice, choose, keep_certificates
 from tqpo.training.evaluations import evaluation_key
 from tqpo.training.job import agree, plain, together
 from tqpo.training.policies import policies_of, save_policies
@@ -38,7 +38,8 @@ from tqpo.training.program import Chunk, Group, init_group, take_run
 REPEATABLE = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 GROUPS = ".groups"
 PARTIAL_EVERY = 5  # chunks between two writings of what is known so far
-SELECTION_EPISODES = 2000  # of each snapshot that a policy is chosen from
+PILOT_EPISODES = 2000  # of each snapshot that a policy is chosen from
+TEST_EPISODES = 20_000  # at most, of all snapshots of a seed together
 
 
 def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:
@@ -134,10 +135,12 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
             own, chosen = {}, {}
             for j, seed in enumerate(plan.seeds):
                 candidates = {i: take_run(policies, k * len(plan.seeds) + j) for i, policies in snapshots.items()}
-                chosen[seed], _ = best_of(plan.prepare(cell), candidates, seed, SELECTION_EPISODES)
-                own[seed] = candidates[chosen[seed]]
+                chosen[seed] = choose_one(plan, cell, candidates, seed)
+                own[seed] = candidates[chosen[seed].label]
             keep_policies(plan, cell, own, chosen)
-            checked[cell] = evaluate(plan, cell, own) | {"iterations_of_policies": chosen}
+            facts = {"iterations_of_policies": {seed: choice.label for seed, choice in chosen.items()}}
+            facts["certificates"] = {seed: brief(choice) for seed, choice in chosen.items()}
+            checked[cell] = evaluate(plan, cell, own) | facts
         ended = time.perf_counter()
         timing = {"runs": len(group), "first_chunk_s": first - begun, "train_s": trained - first}
         timing |= {"evaluate_s": ended - trained, "total_s": ended - begun}
@@ -160,7 +163,22 @@ def open_group(plan: Plan, cells: Sequence[Cell], group: Group) -> tuple[store.R
     return store.create(path, settings), loop.Position(init_group(group))
 
 
-def keep_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], chosen: dict[int, int]) -> None:
+def choose_one(plan: Plan, cell: Cell, candidates: dict[int, ActorPolicy], seed: int) -> Choice:
+    """The snapshot of a seed that is kept. The last one of a plan without a choice is kept as it is, not tested."""
+    if len(candidates) == 1:
+        return Choice(next(iter(candidates)), None)
+    return choose(plan.prepare(cell), candidates, seed, PILOT_EPISODES, TEST_EPISODES)
+
+
+def brief(choice: Choice) -> dict[str, Any] | None:
+    """How the test of a kept policy ended, without its episodes."""
+    if choice.found is None:
+        return None
+    names = ("word", "sentence", "safety", "episodes", "safe_episodes", "low", "high")
+    return {name: choice.found["claims"][0][name] for name in names}
+
+
+def keep_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], chosen: dict[int, Choice]) -> None:
     """The final policies as a run of their own: all of the fast preset, else those that MuJoCo judges (10 MB each)."""
     seeds = plan.seeds if cell.preset == "fast" else plan.judged(cell)
     path = policy_folder(plan.path(cell))
@@ -170,7 +188,8 @@ def keep_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], chos
     prepared = plan.prepare(cell, seeds)
     stacked = jax.tree.map(lambda *x: jax.numpy.stack(x), *(policies[seed] for seed in seeds))
     with store.create(path, prepared.describe()) as folder:
-        save_policies(folder, prepared, stacked, [{"seed": seed, "iteration": chosen[seed]} for seed in seeds])
+        save_policies(folder, prepared, stacked, [{"seed": seed, "iteration": chosen[seed].label} for seed in seeds])
+        keep_certificates(folder, prepared, {seed: chosen[seed] for seed in seeds})
         folder.finish()
 
 

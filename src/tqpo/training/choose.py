@@ -1,59 +1,130 @@
-"""Which snapshot of a run is kept: the one with the highest return among those that are safe enough."""
+"""Which policy of a run is kept: of those that are certified, the one with the highest return.
 
-from typing import NamedTuple
+A pilot orders the candidates; then they are tested one after the other in fresh episodes, the safest first, until one
+fails (`maths.sequential.fixed_sequence`). So with the stated confidence the kept policy meets its level, however many
+there were to choose from. No evaluation uses these episodes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 
 from tqpo import store
 from tqpo.algorithms.settings import Constraint
 from tqpo.errors import StoreError
-from tqpo.evaluation.episodes import ActorPolicy, Totals
-from tqpo.evaluation.fresh import fresh_episodes
-from tqpo.maths import statistics
+from tqpo.evaluation.certificate import CONFIDENCE, claims_of, describe, examine
+from tqpo.evaluation.episodes import ActorPolicy, Policy, Totals
+from tqpo.evaluation.fresh import fresh_episodes, stream
+from tqpo.maths import sequential, statistics
+from tqpo.training.certificates import Asked, Pilot, add_certificates, entry_of, key_of, testing_order
 from tqpo.training.job import Prepared
 from tqpo.training.policies import save_policies
 from tqpo.training.progress import Say
 
-SELECTION_SEED = 2_000_003  # these episodes share no key with training or evaluation
-SELECTION_CONFIDENCE = 0.9  # two-sided: the best of several looks better than it is
+PILOT_SEED = 2_000_003  # these episodes share no key with training or evaluation
+TEST_SEED = 4_000_037  # nor these with any of them
+MEANS_CONFIDENCE = 0.9  # two-sided, with which the pilot must keep a bound on a mean: no certificate covers it
 
 
-class Score(NamedTuple):
-    """Of a snapshot. A larger one is better: safe before unsafe, then the return or how little it misses by."""
+class Choice(NamedTuple):
+    """The label of the kept policy, and what was found of it, as a certificate tells it; None without a constraint."""
 
-    safe: bool
-    value: float
-    safe_share: float  # of episodes, by the first constraint
+    label: Any
+    found: dict[str, Any] | None
+    keys: tuple[int, ...] = ()
+    most: int = 0
 
 
 def choose_policies(folder: store.Run, prepared: Prepared, final: ActorPolicy, last: int, say: Say) -> None:
-    """Saves the best snapshot of each seed, the `final` policies of iteration `last` among them.
+    """Saves the chosen snapshot of each seed, the `final` policies of iteration `last` among them, and its certificate.
 
-    They are compared in episodes that no evaluation uses. λ keeps moving, so the last policy is rarely the best.
+    λ keeps moving, so the last policy is rarely the best.
     """
     snapshots = load_snapshots(folder, prepared, final, last, say)
+    most = Asked().most(prepared)
     if len(snapshots) > 1:
-        say(f"choosing among {len(snapshots)} snapshots, {prepared.selection_episodes} episodes each …")
+        order = f"{prepared.selection_episodes} episodes each put them in order"
+        say(f"choosing among {len(snapshots)} snapshots: {order}, at most {most:,} test them …")
     chosen, facts = [], []
     for place, seed in enumerate(prepared.job.seeds):
         own = {i: jax.tree.map(lambda x, at=place: x[at], policies) for i, policies in snapshots.items()}
-        best, scores = best_of(prepared, own, seed, prepared.selection_episodes)
-        chosen.append(own[best])
-        shares = {str(i): s.safe_share for i, s in scores.items()}
-        facts.append({"seed": seed, "iteration": best, "safe_share_of_snapshots": shares})
-        why = "" if not scores or scores[best].safe else ": none is safe enough, this one misses by least"
-        say(f"seed {seed}: the policy of iteration {best} of {last} is kept{why}")
-    save_policies(folder, prepared, jax.tree.map(lambda *x: jax.numpy.stack(x), *chosen), facts)
+        choice = choose(prepared, own, seed, prepared.selection_episodes, most)
+        chosen.append(choice)
+        facts.append({"seed": seed, "iteration": choice.label})
+        say(f"seed {seed}: the policy of iteration {choice.label} of {last} is kept{outcome(choice)}")
+    kept = [jax.tree.map(lambda x, at=place: x[at], snapshots[choice.label]) for place, choice in enumerate(chosen)]
+    save_policies(folder, prepared, jax.tree.map(lambda *x: jax.numpy.stack(x), *kept), facts)
+    keep_certificates(folder, prepared, dict(zip(prepared.job.seeds, chosen, strict=True)))
 
 
-def best_of(
-    prepared: Prepared, candidates: dict[int, ActorPolicy], seed: int, episodes: int
-) -> tuple[int, dict[int, Score]]:
-    """The best of a seed's policies by iteration, and how all of them did; a single one is not looked at."""
-    if len(candidates) == 1:
-        return next(iter(candidates)), {}
-    scores = {i: score(prepared, policy, seed, episodes) for i, policy in candidates.items()}
-    return max(scores, key=lambda i: scores[i][:2]), scores
+def keep_certificates(folder: store.Run, prepared: Prepared, chosen: Mapping[int, Choice]) -> None:
+    """Writes what was found of each seed's policy, once the policies are saved."""
+    limits = tuple(float(c.limit) for c in prepared.asked if c.kind == "quantile")
+    entries = [
+        entry_of(folder, prepared, seed, c.found, c.keys, c.most, limits) for seed, c in chosen.items() if c.found
+    ]
+    if entries:
+        add_certificates(folder, entries)
+
+
+def outcome(choice: Choice) -> str:
+    """How the test of the kept policy ended, in a few words."""
+    if choice.found is None:
+        return ""
+    return f", {choice.found['verdict']} after {choice.found['episodes']:,} episodes"
+
+
+def choose(
+    prepared: Prepared,
+    candidates: Mapping[Any, Policy],
+    seed: int,
+    pilot_episodes: int,
+    most: int,
+    confidence: float = CONFIDENCE,
+) -> Choice:
+    """The policy of a seed that is kept among labelled ones, in at most so many episodes of all tests together.
+
+    Where none is certified it is the safest by the pilot; where no constraint bounds a probability, the best by the pilot.
+    """
+    labels, claims = list(candidates), claims_of(prepared.asked, prepared.env.cost_names)
+    claims = tuple(claim for claim in claims if len(claim.names) == 1)
+    size = pilot_episodes if len(labels) > 1 else 0
+    pilots = [pilot(prepared, candidates[x], seed, size) if size else Pilot() for x in labels]
+    order = [labels[i] for i in testing_order(pilots)]
+    if not claims:
+        return Choice(order[-1], None)
+    tests: dict[Any, dict[str, Any]] = {}
+    left = most
+
+    def passes(label: Any) -> bool:
+        nonlocal left
+        if not left:
+            return False
+        keys = (TEST_SEED, seed, labels.index(label))
+        parts = stream(prepared.env, candidates[label], key_of(*keys), left)
+        found = describe(claims, examine(parts, claims, confidence, left, hasty=True), confidence)
+        tests[label] = {"label": label, "keys": keys, "max_episodes": left} | found
+        left -= found["episodes"]
+        return found["verdict"] == "certified"
+
+    def earned(label: Any) -> float:
+        """The mean return of pilot and test together."""
+        first, test = pilots[labels.index(label)].return_mean, tests[label]
+        return (first * size + test["return_mean"] * test["episodes"]) / (size + test["episodes"])
+
+    passed = sequential.fixed_sequence(order, passes)
+    kept = max(passed, key=earned) if passed else order[0]
+    story = {
+        "kept": kept,
+        "order": order,
+        "pilot_episodes": size,
+        "max_episodes": most,
+        "candidates": [{"label": x} | p._asdict() for x, p in zip(labels, pilots, strict=True)],
+        "tests": list(tests.values()),
+    }
+    found = {name: x for name, x in tests[kept].items() if name not in {"label", "keys", "max_episodes"}}
+    return Choice(kept, found | {"choice": story}, tests[kept]["keys"], tests[kept]["max_episodes"])
 
 
 def load_snapshots(
@@ -69,23 +140,19 @@ def load_snapshots(
     return snapshots | {last: final}
 
 
-def score(prepared: Prepared, policy: ActorPolicy, seed: int, episodes: int) -> Score:
-    """How a policy does in fresh episodes, the same ones for all snapshots of a seed."""
-    key = jax.random.fold_in(jax.random.key(SELECTION_SEED), seed)
-    totals, _ = fresh_episodes(prepared.env, policy, key, episodes)
-    if not (asked := prepared.asked):
-        return Score(True, float(totals.returns.mean()), 1.0)
-    kept, slack = zip(*(keeps(c, totals) for c in asked), strict=True)
-    share = float((totals.costs[:, asked[0].channel] <= asked[0].limit).mean())
-    return Score(all(kept), float(totals.returns.mean()) if all(kept) else min(slack), share)
+def pilot(prepared: Prepared, policy: Policy, seed: int, episodes: int) -> Pilot:
+    """How a policy does in fresh episodes, the same ones for all candidates of a seed."""
+    totals, _ = fresh_episodes(prepared.env, policy, key_of(PILOT_SEED, seed), episodes)
+    bounded = [c for c in prepared.asked if c.kind == "quantile"]
+    means = [c for c in prepared.asked if c.kind == "mean"]
+    shares = [float((totals.costs[:, c.channel] <= float(c.limit)).mean()) for c in bounded]
+    slacks = [(share - float(c.safety)) / (1 - float(c.safety)) for share, c in zip(shares, bounded, strict=True)]
+    over = [mean_slack(c, totals) for c in means]
+    share = shares[0] if shares else 1.0
+    return Pilot(min(slacks, default=0.0), min(over, default=0.0), float(totals.returns.mean()), share)
 
 
-def keeps(c: Constraint, totals: Totals) -> tuple[bool, float]:
-    """Whether episodes keep a constraint with some confidence, and by how much their own share or mean does."""
-    costs, limit = totals.costs[:, c.channel], float(c.limit)
-    if c.kind == "mean":
-        high = statistics.mean_interval(costs, SELECTION_CONFIDENCE).high
-        return bool(high <= limit), float((limit - costs.mean()) / max(limit, 1e-9))
-    safe = int((costs <= limit).sum())
-    low = statistics.clopper_pearson(safe, len(costs), SELECTION_CONFIDENCE).low
-    return bool(low >= c.safety), safe / len(costs) - float(c.safety)
+def mean_slack(c: Constraint, totals: Totals) -> float:
+    """By what share of its limit episodes keep a bound on a mean, with some confidence."""
+    high = statistics.mean_interval(totals.costs[:, c.channel], MEANS_CONFIDENCE).high
+    return (float(c.limit) - high) / max(float(c.limit), 1e-9)

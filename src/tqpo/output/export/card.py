@@ -15,6 +15,7 @@ from tqpo.envs.observation import Slice, slice_table
 from tqpo.evaluation.episodes import ActorPolicy
 from tqpo.host.reference import is_reference
 from tqpo.maths.statistics import cost_text
+from tqpo.training.certificates import certificates_of
 from tqpo.training.evaluations import evaluations_of
 from tqpo.training.job import Job
 
@@ -46,6 +47,7 @@ def facts_of(folder: store.Run, seed: int, policy: ActorPolicy) -> dict[str, Any
         "algorithm": job.algo,
         "enforces": DESCRIPTIONS.get(job.algo, ("", ""))[0],
         "constraints": constraints_of(algorithm, evaluations),
+        "certificates": [certified(entry) for entry in certificates_of(folder) if entry["policy"]["seed"] == seed],
         "evaluations": [summary(evaluation, seed) for evaluation in evaluations],
         "training": {
             "steps": job.steps,
@@ -137,6 +139,7 @@ def markdown(facts: Mapping[str, Any], to: str) -> str:
         f"A policy as {'an ONNX' if to == 'onnx' else 'a StableHLO'} file, its normaliser and action clip inside.",
         "## Constraint",
         "\n".join(asked) + "".join(f"\n\n{enforced[k]}" for k in enforced if k == facts["enforces"]),
+        *certificate_lines(facts["certificates"]),
         "## Safety that was achieved",
         safety_table(facts) or "Not evaluated: nothing is known of its safety. `tqpo evaluate RUN` finds out.",
         "## Training",
@@ -159,6 +162,23 @@ def markdown(facts: Mapping[str, Any], to: str) -> str:
         "\n".join(f"- {text}" for text in facts["limits"]),
     ]  # fmt: skip
     return "\n\n".join(lines) + "\n"
+
+
+def certified(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A certificate without its episodes."""
+    kept = {name: entry[name] for name in ("verdict", "confidence", "environment", "policy")}
+    rows = [{name: x for name, x in row.items() if name != "unsafe_episodes"} for row in entry["claims"]]
+    return kept | {"claims": rows}
+
+
+def certificate_lines(certificates: list[dict[str, Any]]) -> list[str]:
+    """Every claim that was put to the test, with the policy it is about."""
+    if not certificates:
+        return []
+    rows = [f"- {row['sentence']} ({c['environment']['physics']} physics)" for c in certificates for row in c["claims"]]
+    digest = certificates[0]["policy"]["sha256"]["policy.safetensors"]
+    about = f"Of sampled actions of the policy whose `policy.safetensors` has the SHA-256 `{digest}`."
+    return ["## Certificate", "\n".join(rows), about]
 
 
 def budget_lines(budget: Mapping[str, Any] | None) -> list[str]:
