@@ -139,16 +139,16 @@ Written by `python -m reference.parity.original`; its docstring has both command
 {", ".join(result["versions"])}; repeated with jax {versions["jax"]} and mujoco {versions["mujoco"]}.
 
 Episodes of Safety-Gymnasium itself, driven at what its lidars see and at random. Each step is taken again from the
-recorded state, by the JAX task in double precision, and by its MuJoCo twin on today's MuJoCo: where both differ from the
-recording alike, the version of MuJoCo makes the difference. Columns have the largest difference, but for the one that
-says 99 %. Where a goal is reached, the next one is drawn at random, and its lidar is not compared. Steps that begin or end
-in contact with a gremlin have columns of their own and are left out of the others.
+recorded state, by the JAX task in double precision, and by its MuJoCo twin on today's MuJoCo: where both differ from
+the recording alike, the version of MuJoCo makes the difference. Columns have the largest difference, but for the one
+that says 99 %. Where a goal is reached, the next one is drawn at random, and its lidar is not compared. Steps that
+begin or end in contact with a gremlin have columns of their own and are left out of the others.
 
-Contacts of a gremlin differ because MuJoCo's box–box collider does: under MuJoCo 2.3.3 our model gives, from those very
-states, the recorded velocities within 1.4e-12 at the median and 3.8e-3 at worst, and every cost of gremlins (442 steps of
-Button1, 565 of Button2; `reference/old_mujoco.py`). A few contacts begin and end within one step; those have the largest
-differences of the other columns. In the first step of an episode gremlins leave the floor, which holds them back a little
-only in the original: their lidar differs by up to 2e-3 there.
+Contacts of a gremlin differ because MuJoCo's box–box collider does: under MuJoCo 2.3.3 our model gives, from those
+very states, the recorded velocities within 1.4e-12 at the median and 3.8e-3 at worst, and every cost of gremlins (442
+steps of Button1, 565 of Button2; `reference/old_mujoco.py`). A few contacts begin and end within one step; those have
+the largest differences of the other columns. In the first step of an episode gremlins leave the floor, which holds
+them back a little only in the original: their lidar differs by up to 2e-3 there.
 
 {table([*head, "observation, 99 %", "observation"], rows)}
 """
