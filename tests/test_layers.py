@@ -9,7 +9,19 @@ import pytest
 SRC = pathlib.Path(__file__).parent.parent / "src" / "tqpo"
 
 ORDER = (
-    *("errors", "types", "provenance", "maths", "networks", "physics", "envs", "host", "algorithms", "store"),
+    *(
+        "errors",
+        "types",
+        "provenance",
+        "references",
+        "maths",
+        "networks",
+        "physics",
+        "envs",
+        "host",
+        "algorithms",
+        "store",
+    ),
     *("evaluation", "training", "output", "sweep", "reproduce", "api", "cli"),
 )
 BORDER = {  # files that import a heavy package when they are imported

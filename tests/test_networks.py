@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import signal
 
-from tqpo import networks
+from tqpo import networks, references
 from tqpo.errors import ConfigError
-from tqpo.networks import Context, Head, Memory, NetworkSpec
+from tqpo.networks import Context, Head, Memory, NetworkSpec, trunks
 
 OBS, ACTIONS, T, B, H = 5, 2, 7, 3, 8
 HEADS = {"value": Head(), "quantiles": Head((2, 4), "exp"), "shape": Head((2,), "4sigmoid")}
@@ -144,3 +145,66 @@ def test_orthogonal_weights_have_an_orthonormal_shorter_side(shape):
     assert weight.shape == shape
     gram = weight.T @ weight if shape[0] >= shape[1] else weight @ weight.T
     np.testing.assert_allclose(gram, np.eye(min(shape)), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "numpy"),
+    [
+        ("tanh", np.tanh),
+        ("relu", lambda x: np.maximum(x, 0)),
+        ("elu", lambda x: np.where(x > 0, x, np.expm1(x))),
+        ("silu", lambda x: x / (1 + np.exp(-x))),
+    ],
+)
+def test_layers_have_the_activation_of_that_name(name, numpy):
+    spec = NetworkSpec("mlp", (4, H), activation=name)
+    network = networks.make_network(jax.random.key(0), spec, OBS, ACTIONS, HEADS)
+    x = np.random.default_rng(0).normal(size=(B, OBS)).astype(np.float32)
+    by_hand = x
+    for layer in network.actor.body.layers:
+        by_hand = numpy(by_hand @ np.asarray(layer.weight) + np.asarray(layer.bias))
+    np.testing.assert_allclose(network.actor.body(x), by_hand, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ConfigError, match="activation = 'tanhh': one of tanh, relu, elu, silu"):
+        NetworkSpec(activation="tanhh")
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+@pytest.mark.parametrize(("trunk", "shape"), [("cnn", (9, 7, 3)), ("cnn", (2, 9, 7)), ("trunks:Features", (4, 4))])
+def test_a_trunk_sees_the_observation_and_what_is_beside_it_goes_past(kind, trunk, shape):
+    """Any leading axes; every weight has a gradient; two numbers beside the picture still matter."""
+    size = int(np.prod(shape)) + 2
+    spec = NetworkSpec(kind, (8,), trunk=trunk)
+    network = networks.make_network(jax.random.key(0), spec, size, ACTIONS, HEADS, obs_shape=shape)
+    obs = jax.random.normal(jax.random.key(1), (3, 2, size))
+    body = network.actor.body
+    features = body(obs)
+    assert features.shape == (3, 2, 8)
+    np.testing.assert_allclose(features[1, 1], body(obs[1, 1]), atol=1e-5)
+    assert not np.allclose(features, body(obs.at[..., -1].add(1.0)))
+    assert not np.allclose(features, body(obs.at[..., 0].add(5.0)), atol=1e-7)
+    gradient = jax.grad(lambda body: jnp.sum(body(obs) ** 2))(body)
+    assert all(np.any(g != 0) for g in jax.tree.leaves(gradient))
+
+
+def test_a_convolution_is_that_of_scipy():
+    """The first layer of the CNN, at stride 2, against a full correlation."""
+    cnn = trunks.CNN((6, 6, 1), key=jax.random.key(0))
+    picture = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)
+    weight, bias = np.asarray(cnn.layers[0].weight), np.asarray(cnn.layers[0].bias)
+    found = cnn.layers[0](picture[None])
+    for channel in range(3):
+        full = signal.correlate2d(picture, weight[channel, 0], mode="same") + bias[channel]
+        np.testing.assert_allclose(found[channel], full[::2, ::2], atol=1e-5)
+
+
+def test_a_trunk_that_cannot_be_one():
+    def make(trunk, shape=(4,)):
+        spec = NetworkSpec(trunk=references.name_of(trunk))
+        return networks.make_network(jax.random.key(0), spec, 4, ACTIONS, HEADS, obs_shape=shape)
+
+    with pytest.raises(ConfigError, match="for pictures"):
+        make("cnn")
+    with pytest.raises(ConfigError, match="a vector of features is expected"):
+        make(lambda shape, key: lambda x: x.sum())
+    with pytest.raises(ConfigError, match="its arrays must be of floats"):
+        make(lambda shape, key: [jnp.arange(3)])

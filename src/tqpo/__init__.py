@@ -3,16 +3,18 @@
 tqpo.train("SimpleEnv", safety=0.9, cost_limit=15, out="runs/mine")
 policy = tqpo.load("runs/mine"); policy.act(obs)
 tqpo.evaluate("runs/mine")["verdict"]["sentence"]
+
+`tqpo.resume` goes on, `tqpo.compare` sets runs side by side, `tqpo.report` writes a page.
 """
 
 import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tqpo.api import evaluate, load, train
+    from tqpo.api import compare, evaluate, load, report, resume, train
 
 __version__ = "0.2.0"
-__all__ = ["evaluate", "load", "train"]
+__all__ = ["compare", "evaluate", "load", "report", "resume", "train"]
 TASKS = (
     *("SimpleEnv", "DynamicEnv", "GremlinEnv", "DynamicButtonEnv"),
     *(
@@ -29,6 +31,10 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     raise AttributeError(f"module 'tqpo' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "TASKS", "__version__", "register_tasks"]
 
 
 def register_tasks() -> None:

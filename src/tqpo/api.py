@@ -1,136 +1,154 @@
-"""The library in three words: `tqpo.train`, `tqpo.load`, `tqpo.evaluate`."""
+"""The library in a few words: `tqpo.train`, `resume`, `load`, `evaluate`, `compare`, `report`.
+
+An environment is a name (`SimpleEnv`, a Gymnasium id, `module:factory`), a class, a function that makes one, an instance
+(training copies it), or an environment in JAX. What has no importable name (a class of a notebook, a lambda) is known to the
+program that trained; elsewhere give it once more, as `own`: `env`, `cost_fn`, `trunk`.
+"""
 
 import os
-from collections.abc import Callable, Mapping
+import pathlib
+from collections.abc import Callable
 from typing import Any
 
-import jax
-import numpy as np
-
-from tqpo import store
-from tqpo.envs.budget import Budget
-from tqpo.errors import ActionError, ConfigError
-from tqpo.evaluation.episodes import ActorPolicy, check_count
-from tqpo.host.actions import to_env
-from tqpo.host.reference import name_of
-from tqpo.output.conclude import conclude, judge
+from tqpo import references, store
+from tqpo.errors import ConfigError
+from tqpo.evaluation.episodes import check_count
+from tqpo.evaluation.loaded import LoadedPolicy
+from tqpo.host.reference import GYM, copies_of, is_factory, is_reference, task_of
+from tqpo.output.conclude import PAGE, conclude, judge, write_page
+from tqpo.output.result import Comparison, Result, comparison
 from tqpo.training import loop
 from tqpo.training.certificates import of_training, verdict_of
+from tqpo.training.evaluations import judged_by_mean
 from tqpo.training.job import Job, seeds_of
 from tqpo.training.policies import load_policy
 
+Path = str | os.PathLike
+CostFn = Callable[..., Any] | str | None
+
 
 def train(
-    task: str = "SimpleEnv",
+    task: Any = "SimpleEnv",
     *,
-    out: str | os.PathLike,
+    out: Path,
     seeds: int | tuple[int, ...] = 1,
     episodes: int = 1000,
     report: bool = False,
     quiet: bool = False,
-    cost_fn: Callable[..., Any] | str | None = None,
+    cost_fn: CostFn = None,
+    init_from: Path | None = None,
+    on_chunk: loop.OnChunk | None = None,
     callback: loop.Callback | None = None,
     **job: Any,
-) -> dict[str, Any]:
-    """Trains into a new folder and evaluates; returns the evaluation (`tqpo.evaluation.summary` describes it) with the
-    `certificates` of the kept policies (`tqpo.training.certificates`).
+) -> Result:
+    """Trains into a new folder and evaluates; returns the evaluation, a dict (`tqpo.evaluation.summary` describes it), with
+    the `certificates` of the kept policies (`tqpo.training.certificates`).
 
-    `task` may be your own environment, `gym:ID` or `module:factory`, and `cost_fn(obs, action, next_obs, info)` a
-    function that gives its cost. With `report` the folder also gets what `tqpo train` writes: an evaluation of
-    deterministic actions, figures, a video, a page. `callback(iteration, metrics)` is called after each chunk of
-    iterations, with metrics [iterations, runs, …] by name; training stops if it returns True. `job` are the other fields
-    of `tqpo.training.job.Job`: algo, preset, safety, cost_limit, constraints, steps, snapshots, settings,
-    task_settings, vector, env_timeout, env_restarts.
+    `cost_fn(obs, action, next_obs, info)` is a function that gives the cost of a step. With `report` the folder also gets
+    what `tqpo train` writes: an evaluation of deterministic actions, figures, a video, a page. `init_from` is a run whose
+    policies, critics and multipliers this one starts with. `on_chunk(step, metrics)` is
+    called after each chunk of iterations, with the environment steps of each run so far and the metrics [iterations, runs,
+    …] of the chunk by name; training stops if it returns True. `callback(iteration, metrics)` is the same by iterations.
+    `settings` are those of the algorithm, such as `hidden`, `activation` and `trunk` (a class of your own, or "cnn").
+    `job` are the other fields of `tqpo.training.job.Job`: algo, preset, safety, cost_limit, constraints, steps, snapshots,
+    settings, task_settings, vector, env_timeout, env_restarts, max_steps.
     """
     try:
-        job["cost_fn"] = None if cost_fn is None else name_of(cost_fn)
-        wanted = Job(task=task, seeds=seeds_of(seeds), **job)
+        job["cost_fn"] = None if cost_fn is None else references.name_of(cost_fn)
+        job["init_from"] = None if init_from is None else os.fspath(init_from)
+        settings = job.get("settings", {})
+        job["settings"] = {k: references.name_of(v) if callable(v) else v for k, v in settings.items()}
+        wanted = Job(task=task_of(task), seeds=seeds_of(seeds), **job)
     except TypeError as error:
         fields = ", ".join(Job.__dataclass_fields__)
         raise ConfigError(f"{error}; a job has {fields}") from None
-    options = loop.Options(quiet=quiet, callback=callback, episodes=check_count("episodes", episodes))
-    with loop.train(wanted, out, options) as folder:
+    counted = check_count("episodes", episodes)
+    options = loop.Options(quiet=quiet, on_chunk=on_chunk, callback=callback, episodes=counted)
+    return concluded(loop.train(wanted, out, options), episodes, report, quiet)
+
+
+def resume(
+    path: Path,
+    *,
+    steps: float | None = None,
+    episodes: int | None = None,
+    report: bool = False,
+    quiet: bool = False,
+    on_chunk: loop.OnChunk | None = None,
+    **own: Any,
+) -> Result:
+    """Goes on with a run that was stopped, or to more `steps` with one that was finished; then as `train`, with as many
+    episodes as it was begun with."""
+    provide(path, **own)
+    options = loop.Options(quiet=quiet, on_chunk=on_chunk)
+    folder = loop.resume(path, options, None if steps is None else int(steps))
+    return concluded(folder, episodes or folder.config.get("episodes") or options.episodes, report, quiet)
+
+
+def concluded(folder: store.Run, episodes: int, report: bool, quiet: bool) -> Result:
+    with folder:
         evaluation, _ = conclude(folder, episodes, report)
         certificates = of_training(folder)
         if not quiet:
             print(*(verdict_of(entry, folder) for entry in certificates), sep="\n")
-    return evaluation | {"certificates": certificates}
+        return Result(evaluation | {"certificates": certificates}, folder.folder)
 
 
 def evaluate(
-    path: str | os.PathLike, *, episodes: int = 1000, physics: str = "jax", deterministic: bool = False
-) -> dict[str, Any]:
+    path: Path,
+    *,
+    episodes: int = 1000,
+    physics: str = "jax",
+    deterministic: bool = False,
+    **own: Any,
+) -> Result:
     """Fresh episodes of a run's policies: return, safety, quantile with intervals, and a verdict.
 
     The run keeps them, and its report is renewed, as `tqpo evaluate` does.
     """
-    return judge(path, episodes, physics, deterministic)
+    provide(path, **own)
+    return Result(judge(path, episodes, physics, deterministic), path)
 
 
-class LoadedPolicy:
-    """A trained policy for one environment: observations in, actions out, as NumPy arrays.
+def compare(*runs: Path) -> Comparison:
+    """The verdicts of evaluated runs side by side."""
+    return comparison(runs)
 
-    Actions are in [-1, 1]; of your own Gymnasium environment they are what its `step` takes, and observations are flat
-    (`gymnasium.spaces.flatten` where it has a dict of them).
-    A recurrent policy remembers: call `reset` when an episode starts, and pass it the reward of the last step.
-    A policy that sees its budget (`--algo budget`) must hear what each step cost: `reset()`, then `act(obs)`, `tell(cost)`
-    in turn.
+
+def report(path: Path, out: Path | None = None, **own: Any) -> pathlib.Path:
+    """Writes a run as one HTML page, by default its `report.html`."""
+    provide(path, **own)
+    if out is not None:
+        return write_page(store.open_run(path), pathlib.Path(out))
+    with store.open_run(path, write=True) as folder:
+        finished, page = folder.finished, write_page(folder, folder.folder / PAGE)
+        folder.write_file(PAGE, page.read_bytes())  # with a new checksum
+        if finished:
+            folder.finish()
+    return page
+
+
+def load(path: Path, seed: int | None = None, **own: Any) -> LoadedPolicy:
+    """The policy of a run; of one of its seeds, by default the first. It acts as the run's verdict has it.
+
+    It needs neither the environment nor its code.
     """
-
-    def __init__(self, policy: ActorPolicy, seed: int = 0, description: Mapping[str, Any] | None = None):
-        self._policy = policy
-        action, budget = (description or {}).get("action"), (description or {}).get("budget")
-        self._budget = None if budget is None else Budget.of(budget)
-        self._cost_names = tuple(budget["cost_names"]) if budget else ()
-        self._form = {name: np.array(x, int if name == "start" else np.float32) for name, x in (action or {}).items()}
-        self._key = jax.random.key(seed)
-        self._act = jax.jit(lambda policy, *args: policy.act(*args), static_argnums=4)
-        self.obs_size = int(policy.moments.mean.shape[-1]) - (self._budget.size if self._budget else 0)
-        self.reset()
-
-    def reset(self) -> None:
-        """Forgets what it saw: a new episode begins."""
-        self._carry = self._policy.init()
-        self._spent, self._t, self._told = (
-            np.zeros(len(self._budget.limits) if self._budget else 0, np.float32),
-            0,
-            True,
-        )
-
-    def tell(self, cost: Any) -> None:
-        """What the last action cost: a number, or the costs by name, as the environment gives them."""
-        if self._budget is None:
-            return
-        by_name = cost if isinstance(cost, Mapping) else {"cost": cost}
-        names = [self._cost_names[channel] for channel in self._budget.channels]
-        if missing := [name for name in names if name not in by_name]:
-            raise ActionError(f"tell(cost): this policy's budget is of {', '.join(names)}; {missing[0]} is missing")
-        costs = np.array([float(by_name[name]) for name in names], np.float32)
-        if not np.all(np.isfinite(costs)) or np.any(costs < 0):
-            raise ActionError(f"tell(cost): {costs.tolist()}: finite costs that are not negative")
-        self._spent, self._t, self._told = self._spent + costs, self._t + 1, True
-
-    def act(self, obs: Any, *, deterministic: bool = True, reward: float = 0.0) -> Any:
-        """The action for an observation; a sample of the trained policy with `deterministic=False`."""
-        obs = np.asarray(obs, np.float32)
-        if obs.shape != (self.obs_size,) or not np.all(np.isfinite(obs)):
-            raise ActionError(f"obs of shape {obs.shape}: this policy takes {self.obs_size} finite numbers")
-        if self._budget is not None:
-            if not self._told:
-                raise ActionError(
-                    "this policy sees its budget: call tell(cost) after every step, reset() after an episode"
-                )
-            obs, self._told = np.concatenate([obs, self._budget.features(self._spent, np.asarray(self._t))]), False
-        self._key, key = jax.random.split(self._key)
-        carry = self._policy.feedback(self._carry, jax.numpy.float32(reward))
-        action, self._carry = self._act(self._policy, obs, carry, key, deterministic)
-        action = np.clip(np.asarray(action), -1.0, 1.0)
-        given = to_env(action, **self._form) if self._form else action
-        return int(given) if "start" in self._form else given
-
-
-def load(path: str | os.PathLike, seed: int | None = None) -> LoadedPolicy:
-    """The policy of a run; of one of its seeds, by default the first."""
+    provide(path, **own)
     folder = store.open_run(path)
     _, policy = load_policy(folder, seed)
-    return LoadedPolicy(policy, description=folder.load_policy()[1])
+    return LoadedPolicy(policy, description=folder.load_policy()[1], deterministic=judged_by_mean(folder))
+
+
+def provide(path: Path, env: Any = None, cost_fn: Any = None, trunk: Any = None) -> None:
+    """What the names in a run mean from now on."""
+    given = {"env": env, "cost_fn": cost_fn, "trunk": trunk}
+    if not (given := {name: x for name, x in given.items() if x is not None}):
+        return
+    job = Job.from_description(store.open_run(path).config)
+    named = {"env": job.task, "cost_fn": job.cost_fn, "trunk": job.settings.get("trunk")}
+    for name, value in given.items():
+        known = str(named[name] or "none")
+        if not is_reference(known) or known.startswith(GYM):
+            raise ConfigError(f"{name}: {os.fspath(path)} was trained with {known}, and needs nothing in its place")
+        made = references.find(value) if isinstance(value, str) else value
+        references.provide(known, made if name != "env" or is_factory(made) else copies_of(made))

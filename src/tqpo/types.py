@@ -48,6 +48,16 @@ class Spec(Protocol):
         ...
 
 
+def obs_shape(env: Spec) -> tuple[int, ...]:
+    """The shape of an observation before it was flattened, where an environment says so: of a picture [H, W, C]."""
+    return tuple(getattr(env, "obs_shape", (env.obs_size,)))
+
+
+def choices(env: Spec) -> tuple[int, ...]:
+    """How many there are to choose from in each of several discrete actions; empty of all others."""
+    return tuple(getattr(env, "choices", ()))
+
+
 @runtime_checkable
 class Env(Spec, Protocol):
     """One copy of an environment as two pure functions; batches come from `vmap`."""

@@ -86,6 +86,18 @@ def test_resuming_with_another_setting_is_refused(run, monkeypatch, capsys):
     assert f"safety = 0.95: {run} was begun with 0.9; leave it out to resume" in err
 
 
+def test_a_finished_run_is_extended_and_another_starts_from_it(run, monkeypatch, capsys, tmp_path):
+    copy, more = shutil.copytree(run, tmp_path / "run"), str(jobs.STEPS + 400)
+    code, _, err = call(monkeypatch, capsys, "train", "--resume", copy, "--steps", "100")
+    assert (code, "give more of them to extend it" in err) == (2, True)
+    code, _, _ = call(monkeypatch, capsys, "train", "--resume", copy, "--steps", more, "--episodes", "0", "--quiet")
+    with store.open_run(copy) as folder:
+        assert (code, folder.finished, folder.metrics()["step"].max()) == (0, True, jobs.STEPS + 400)
+    words = [*jobs.arguments(tmp_path / "tuned"), "--init-from", copy, "--cost-limit", "5", "--quiet"]
+    code, _, _ = call(monkeypatch, capsys, *words)
+    assert (code, store.open_run(tmp_path / "tuned").config["init_from"]["run"]) == (0, folder.id)
+
+
 def test_a_folder_that_is_not_a_run_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "notes.txt").write_text("not a run")
     code, _, err = call(monkeypatch, capsys, "evaluate", str(tmp_path))

@@ -13,8 +13,9 @@ from gymnasium.spaces import Box, Discrete, Sequence, Tuple
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tqpo import references
 from tqpo.errors import ConfigError, EnvError
-from tqpo.host import costs, reference
+from tqpo.host import costs
 from tqpo.host.batch import EnvBatch
 from tqpo.host.probe import make_own
 from tqpo.host.spaces import Border, ContractError
@@ -61,15 +62,15 @@ def by_hand(env, seed, steps=25):
 
 class TestReferences:
     def test_a_name_gives_what_it_names(self):
-        assert reference.find("fakes:choice") is fakes.choice
-        assert reference.name_of(fakes.choice) == "fakes:choice"
-        assert reference.name_of("fakes:choice") == "fakes:choice"
+        assert references.find("fakes:choice") is fakes.choice
+        assert references.name_of(fakes.choice) == "fakes:choice"
+        assert references.name_of("fakes:choice") == "fakes:choice"
 
     def test_a_function_without_a_name_lives_as_long_as_the_program(self):
-        name = reference.name_of(lambda obs, action, next_obs, info: 1.0)
-        assert reference.find(name)(0, 0, 0, {}) == 1.0
+        name = references.name_of(lambda obs, action, next_obs, info: 1.0)
+        assert references.find(name)(0, 0, 0, {}) == 1.0
         with pytest.raises(ConfigError, match="it lived in the program that trained"):
-            reference.find(reference.LOCAL + "gone-7")
+            references.find(references.LOCAL + "gone-7")
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -82,7 +83,7 @@ class TestReferences:
     )
     def test_a_wrong_name_says_what_is_wrong(self, text, message):
         with pytest.raises(ConfigError, match=message):
-            reference.find(text)
+            references.find(text)
 
     def test_an_unknown_gymnasium_id(self):
         with pytest.raises(ConfigError, match="gym:Pendulumm-v1"):
@@ -216,7 +217,7 @@ class TestAutoreset:
 
     def test_processes_give_the_same_transitions(self):
         """With a cost function that has no name to import it by."""
-        reference_ = reference.name_of(lambda obs, action, next_obs, info: 1.0 + next_obs[1] - obs[1])
+        reference_ = references.name_of(lambda obs, action, next_obs, info: 1.0 + next_obs[1] - obs[1])
         first, steps, _ = walk(spec_of("Counter", reference_, HostOptions(vector="async")), count=2)
         ours = walk(spec_of("Counter", reference_), count=2)
         for env in range(2):

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import tqpo
+from tqpo import store
 from tqpo.errors import ActionError
 from tqpo.host.batch import EnvBatch
+from tqpo.output import conclude
 from tqpo.training.job import Job
 
 LIMIT = 2.0
@@ -46,13 +48,20 @@ def test_a_policy_must_be_told_its_costs(tmp_path):
     policy = tqpo.load(tmp_path / "run")
     assert policy.obs_size == 2
     obs = np.array([0.5, 0.0])
-    fresh = policy.act(obs)
+    fresh = policy.act(obs, deterministic=True)
     with pytest.raises(ActionError, match=r"call tell\(cost\) after every step"):
-        policy.act(obs)
+        policy.act(obs, deterministic=True)
     policy.tell(5.0)
-    assert policy.act(obs) != fresh  # the same observation with its budget gone
+    assert policy.act(obs, deterministic=True) != fresh  # the same observation with its budget gone
     for wrong, message in ((-1.0, "not negative"), ({"energy": 1.0}, "cost is missing")):
         with pytest.raises(ActionError, match=message):
             policy.tell(wrong)
     policy.reset()
-    assert policy.act(obs) == fresh
+    assert policy.act(obs, deterministic=True) == fresh
+
+
+def test_a_film_shows_the_policy_its_budget(tmp_path):
+    settings = {"steps": 128, "episodes": 4, "snapshots": 1, "quiet": True, "settings": SMALL}
+    tqpo.train("fakes:Drawn", algo="budget", cost_limit=LIMIT, out=tmp_path / "run", **settings)
+    film = conclude.write_episode(store.open_run(tmp_path / "run"), tmp_path / "film.gif")
+    assert film.read_bytes()[:6] == b"GIF89a"

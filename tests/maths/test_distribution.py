@@ -61,3 +61,26 @@ def test_no_noise_is_greedy():
 def test_extreme_noise_stays_finite():
     for z in (-40.0, 40.0):
         assert jnp.isfinite(distribution.sample(jnp.zeros(3), None, jnp.array([z, 0.0, 0.0]))).all()
+
+
+@quick
+@given(seeds)
+def test_several_choices_are_independent(seed):
+    logits, sizes = 3 * draw(seed, 5, 6), distribution.Choices((2, 3, 1))
+    hot = np.concatenate([np.eye(n)[np.arange(5) % n] for n in sizes.sizes], -1)
+    parts = np.split(logits, [2, 5], -1), np.split(hot, [2, 5], -1)
+    expected = sum(np.log((special.softmax(a, -1) * b).sum(-1)) for a, b in zip(*parts, strict=True))
+    np.testing.assert_allclose(distribution.log_prob(jnp.array(logits), sizes, jnp.array(hot)), expected, atol=1e-4)
+    spread = sum(stats.entropy(special.softmax(a, -1), axis=-1) for a in parts[0])
+    np.testing.assert_allclose(distribution.entropy(jnp.array(logits), sizes), spread, atol=1e-5)
+
+
+def test_several_choices_are_drawn_with_their_probabilities():
+    sizes, p = distribution.Choices((2, 3)), np.array([0.7, 0.3, 0.2, 0.5, 0.3])
+    noise = jax.random.normal(jax.random.key(0), (40_000, 5))
+    chosen = distribution.sample(jnp.broadcast_to(jnp.log(p), noise.shape), sizes, noise)
+    for part in (slice(0, 2), slice(2, 5)):
+        np.testing.assert_array_equal(chosen[:, part].sum(-1), 1.0)
+        assert stats.chisquare(chosen[:, part].sum(0), 40_000 * p[part]).pvalue > 1e-3
+    together = chosen[:, 0] @ chosen[:, 2:] / 40_000
+    np.testing.assert_allclose(together, p[0] * p[2:], atol=0.01)

@@ -14,12 +14,12 @@ import pytest
 from jobs import call
 
 from tqpo import networks, store
-from tqpo.api import LoadedPolicy
 from tqpo.envs import make
 from tqpo.envs.budget import Budget
 from tqpo.envs.observation import slice_table
 from tqpo.errors import ConfigError
 from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.evaluation.loaded import LoadedPolicy
 from tqpo.maths.normalize import Moments
 from tqpo.output import export
 from tqpo.output.export import card
@@ -31,10 +31,11 @@ OBS, ACTIONS, TOLERANCE = 7, 3, 1e-5
 KINDS = [("mlp", False), ("mlp", True), ("lstm", False), ("lstm", True)]
 
 
-def make_policy(kind: str, discrete: bool) -> ActorPolicy:
+def make_policy(kind: str, discrete: bool, choices=(), **spec) -> ActorPolicy:
     """Weights large enough that actions saturate and choices differ; one observation is nearly constant."""
-    spec = networks.NetworkSpec(kind=kind, hidden=(32, 24), init="torch")
-    actor = networks.make_network(jax.random.key(3), spec, OBS, ACTIONS, {}, discrete).actor
+    spec = networks.NetworkSpec(kind=kind, hidden=(32, 24), init="torch", **spec)
+    sizes = OBS, sum(choices) or ACTIONS
+    actor = networks.make_network(jax.random.key(3), spec, *sizes, {}, discrete, choices=choices).actor
     actor = jax.tree.map(lambda x: 3 * x, actor)
     variance = jnp.linspace(0.5, 9.0, OBS).at[2].set(1e-9)
     return ActorPolicy(actor, Moments(jnp.linspace(-2, 2, OBS), variance, jnp.asarray(1e6)))
@@ -62,6 +63,7 @@ def facts_of(policy: ActorPolicy, form=None, budget=None) -> dict:
         "versions": {},
         "limits": [],
     }
+    empty |= {"acts_with": "sampled"}
     return (
         empty
         | {"task": "", "algorithm": "", "training": training, "exported_by": {}}
@@ -134,12 +136,37 @@ def test_a_policy_that_sees_its_budget_takes_it_as_an_input(to):
         obs = rng.normal(0, 3, OBS - shown.size).astype(np.float32)
         features = shown.features(np.array([spent], np.float32), np.array(t))
         found = step({"obs": obs[None], "budget": features[None].astype(np.float32)})
-        np.testing.assert_allclose(found["action"][0], loaded.act(obs), atol=TOLERANCE)
+        np.testing.assert_allclose(found["action"][0], loaded.act(obs, deterministic=True), atol=TOLERANCE)
         loaded.tell(6.0)
         spent += 6.0
     page = card.markdown(facts_of(policy, None, BUDGET), to)
     assert "`remaining` is (d − C)/d" in page
     assert "`time_left` is 1 − t/100" in page
+
+
+@pytest.mark.parametrize("to", STEPS)
+def test_several_choices_and_other_activations(to):
+    form, activations = {"start": [0, 5], "sizes": [2, 3]}, ("relu", "elu", "silu")
+    obs = np.random.default_rng(1).normal(0, 3, (10, OBS)).astype(np.float32)
+    for policy in (make_policy("mlp", True, (2, 3), activation=name) for name in activations):
+        found = STEPS[to](policy, form)({"obs": obs})
+        loaded = LoadedPolicy(policy, description={"action": form})
+        expected, _ = loaded.predict(obs, deterministic=True)
+        assert expected.shape == (10, 2)
+        np.testing.assert_array_equal(found["env_action"], expected)
+        np.testing.assert_array_equal(found["index"] + [0, 5], expected)
+        np.testing.assert_array_equal(found["action"].sum(-1), 2.0)
+        ports = {p["name"]: p["shape"] for p in card.signature(policy, form)["outputs"]}
+        assert ports["env_action"] == ports["index"] == ["batch", 2]
+
+
+def test_a_trunk_of_ones_own_is_exported_as_stablehlo():
+    policy = make_policy("mlp", False, trunk="trunks:Features")
+    obs = np.random.default_rng(1).normal(0, 3, (10, OBS)).astype(np.float32)
+    expected, _ = LoadedPolicy(policy).predict(obs, deterministic=True)
+    np.testing.assert_allclose(stablehlo_step(policy)({"obs": obs})["action"], expected, atol=TOLERANCE)
+    with pytest.raises(ConfigError, match="--to stablehlo exports it"):
+        onnx_step(policy)
 
 
 @pytest.mark.parametrize("to", STEPS)
@@ -152,7 +179,7 @@ def test_actions_as_ones_own_environment_takes_them(form, to):
     obs = np.random.default_rng(1).normal(0, 3, (10, OBS)).astype(np.float32)
     found = STEPS[to](policy, form)({"obs": obs})["env_action"]
     loaded = LoadedPolicy(policy, description={"action": form})
-    np.testing.assert_allclose(found, [loaded.act(x) for x in obs], atol=10 * TOLERANCE)
+    np.testing.assert_allclose(found, [loaded.act(x, deterministic=True) for x in obs], atol=10 * TOLERANCE)
     port = next(p for p in card.signature(policy, form)["outputs"] if p["name"] == "env_action")
     assert (tuple(port["shape"][1:]), port["dtype"]) == (found.shape[1:], found.dtype)
 

@@ -456,3 +456,29 @@ def test_nothing_that_runs_code_is_in_a_load_path():
     for path in pathlib.Path(store.__file__).parent.glob("*.py"):
         source = path.read_text()
         assert not [word for word in ("pickle", "eval(", "exec(", "np.load(", "__import__") if word in source], path
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_change_of_the_configuration_may_be_cut_short(run, moment, monkeypatch):
+    """The manifest is told first. Until it has been told again, both the old and the new one are right."""
+    write = disk.write_bytes
+
+    def cut(path, data):
+        if path.name == "config.json" and moment == "before":
+            raise KeyboardInterrupt
+        write(path, data)
+        if path.name == "config.json":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(disk, "write_bytes", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run.amend({"task": "Longer"}, "longer")
+    monkeypatch.undo()
+    run.close()
+    expected = {"task": "Toy" if moment == "before" else "Longer"}
+    assert store.open_run(run.folder).config == expected
+    with store.open_run(run.folder, write=True) as again:
+        assert again.config == expected
+        again.finish()
+    store.open_run(run.folder).verify()
+    assert store.open_run(run.folder).read_json("history/config-1.json") == {"task": "Toy"}

@@ -6,7 +6,7 @@ import time
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 
@@ -296,3 +296,26 @@ def effort(obs, action, next_obs, info):
 
 def effort_in_small_units(obs, action, next_obs, info):
     return 1024 * effort(obs, action, next_obs, info)
+
+
+class Picture(Counter):
+    """A picture of 8 × 8 pixels in three colours, brighter from step to step."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = Box(0, 255, (8, 8, 3), np.uint8)
+
+    def observe(self):
+        return np.full((8, 8, 3), 40 * self.t, np.uint8)
+
+
+class Locks(Counter):
+    """Two dials with 2 and 3 positions, numbered from 0 and from 5; each earns 1 at its last position."""
+
+    def __init__(self):
+        super().__init__(MultiDiscrete([2, 3], start=[0, 5]))
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        obs, _, *rest = super().step(action)
+        return obs, float(action[0] == 1) + float(action[1] == 7), *rest

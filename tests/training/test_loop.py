@@ -15,7 +15,7 @@ import pytest
 from tqpo import store
 from tqpo.errors import ConfigError, Interrupted, StoreError
 from tqpo.output import conclude
-from tqpo.training import loop
+from tqpo.training import loop, start
 from tqpo.training.evaluations import add_evaluation, evaluations_of
 from tqpo.training.job import Job
 from tqpo.training.loop import Options
@@ -122,12 +122,83 @@ def test_a_resumed_run_of_budget_ends_as_one_that_was_never_stopped(tmp_path):
         loop.train(job, tmp_path / "stopped", dataclasses.replace(QUIET, callback=stop))
     loop.resume(tmp_path / "stopped", QUIET).close()
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
+    video = conclude.write_episode(store.open_run(tmp_path / "whole"), tmp_path / "episode.gif", deterministic=True)
+    assert video.read_bytes()[:6] == b"GIF89a"
 
 
 def test_resuming_a_finished_run_changes_nothing(trained, tmp_path):
     before = contents(trained)
     loop.resume(trained, QUIET).close()
     assert contents(trained) == before
+
+
+def test_an_extended_run_ends_as_one_that_was_longer_from_the_start(trained, tmp_path):
+    """Learning does not know how long it will last; the run knows what was changed, and keeps what it was begun with."""
+    half = jobs.STEPS // 2
+    loop.train(jobs.small_job(steps=half), tmp_path / "run", QUIET).close()
+    with store.open_run(tmp_path / "run", write=True) as folder:
+        folder.finish()
+    with loop.resume(tmp_path / "run", QUIET, steps=jobs.STEPS) as folder:
+        folder.finish()
+    expected = contents(trained)
+    found = contents(tmp_path / "run")
+    assert found["metrics.csv"] == expected["metrics.csv"]
+    assert found["state.safetensors"] == expected["state.safetensors"]
+    run = store.open_run(tmp_path / "run")
+    run.verify()
+    job = Job.from_description(run.config)
+    assert (job.steps, job.first_steps) == (jobs.STEPS, half)
+    assert [change["text"] for change in run.manifest["changes"]] == ["extended from 1,200 to 2,400 steps"]
+    assert len(run.manifest["sessions"]) == 2
+    assert run.read_json("history/config-1.json")["job"]["steps"] == half
+    with pytest.raises(ConfigError, match="has 2,400; give more of them to extend it"):
+        loop.resume(tmp_path / "run", QUIET, steps=half)
+
+
+def test_schedules_keep_their_length_in_an_extended_run():
+    begun = jobs.small_job(algo="budget")
+    longer = dataclasses.replace(begun, steps=4 * jobs.STEPS, first_steps=jobs.STEPS)
+    assert begun.prepare().config == longer.prepare().config
+    assert longer.prepare().iterations == 4 * jobs.ITERATIONS
+
+
+def test_a_run_starts_with_what_another_has_learned(trained, tmp_path):
+    """Its policy, critics and λ; with another limit, seed and layout. Its network is that of the other."""
+    first = jobs.small_job()
+    job = jobs.small_job(
+        init_from=str(trained), cost_limit=5.0, seeds=(1, 7), steps=200, settings=first.settings | {"hidden": (64, 64)}
+    )
+    job = dataclasses.replace(job, task_settings={**jobs.TASK, "hazards": 2, "hazard_locations": ((0, 0), (-1, 1))})
+    state = start.state_of(start.inheriting(job).prepare())
+    policies = load_policies(store.open_run(trained))
+    for place, seed in enumerate((1, 0)):  # a seed that the other run did not have starts with its first
+        expected = jax.tree.leaves(policies[seed])
+        found = jax.tree.leaves(
+            jax.tree.map(lambda x, i=place: x[i], (state.learner.network.actor, state.learner.moments))
+        )
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+    last = store.open_run(trained).checkpoint_arrays()
+    np.testing.assert_array_equal(state.dual.multiplier, last["dual.multiplier"][[1, 0]])
+    np.testing.assert_array_equal(
+        state.learner.network.readouts["critic"].weight, last["learner.network.readouts.critic.weight"][[1, 0]]
+    )
+    assert not np.any(state.learner.iteration)
+    with loop.train(job, tmp_path / "run", QUIET) as folder:
+        origin = folder.config["init_from"]
+        source = store.open_run(trained)
+        assert (origin["run"], origin["policy"]) == (source.id, source.policy_sha256())
+        assert Job.from_description(folder.config).init_from == str(trained)
+
+
+def test_a_run_cannot_start_with_another_network(trained):
+    job = jobs.small_job(init_from=str(trained), settings=jobs.SETTINGS | {"hidden": (16, 16)})
+    with pytest.raises(
+        ConfigError, match=r"init_from = .*network.actor.body.layers.0.weight is of shape \[61, 64\] there"
+    ):
+        start.state_of(start.inheriting(job).prepare())
+    other = start.inheriting(jobs.small_job(init_from=str(trained), preset="paper"))
+    assert other.settings["kind"] == "mlp"
 
 
 def test_an_existing_folder_is_not_overwritten(trained):

@@ -17,7 +17,7 @@ from tqpo.algorithms.settings import require, settings, static
 from tqpo.maths import distribution, normalize, returns, schedule
 from tqpo.maths.normalize import Moments
 from tqpo.networks import Head, Network, NetworkSpec, Outputs
-from tqpo.types import Array, Batch, Env, Key, PyTree, Spec
+from tqpo.types import Array, Batch, Env, Key, PyTree, Spec, choices, obs_shape
 
 
 @settings
@@ -113,9 +113,9 @@ def check(config: LearnerConfig) -> None:
 def init(key: Key, env: Spec, config: LearnerConfig, heads: Mapping[str, Head]) -> LearnerState:
     """Fresh weights, fresh environments, nothing seen."""
     network_key, start_key, run_key = jax.random.split(key, 3)
-    network = networks.make_network(
-        network_key, config.network, env.obs_size, env.action_size, heads, discrete=env.discrete
-    )
+    sizes = env.obs_size, env.action_size
+    spaces = {"discrete": env.discrete, "obs_shape": obs_shape(env), "choices": choices(env)}
+    network = networks.make_network(network_key, config.network, *sizes, heads, **spaces)
     memory = networks.initial_memory(network.actor, (config.n_envs,))
     return LearnerState(
         key=run_key,
@@ -280,7 +280,7 @@ def fit(
         "skipped_in_a_row": worst.max(),
         "steps": jnp.array(config.n_steps * config.n_envs),
     }
-    if network.actor.log_std is not None:
+    if isinstance(network.actor.log_std, jax.Array):
         metrics["log_std"] = network.actor.log_std.mean()
     state = state._replace(
         iteration=state.iteration + 1,

@@ -141,7 +141,9 @@ class Watch:
     episode: int = 0
     """Which episode of the evaluation."""
     deterministic: bool = False
-    """Act with the policy's mean instead of a sample."""
+    """Act with the policy's mean. By default it acts as it does in its verdict."""
+    sampled: bool = False
+    """Act with samples of the policy."""
     physics: str = "jax"
     """jax, drawn from above; or mujoco, its 3-D view where OpenGL works."""
 
@@ -149,9 +151,12 @@ class Watch:
         from tqpo import store
         from tqpo.output import conclude
 
+        if self.deterministic and self.sampled:
+            raise ConfigError("--deterministic and --sampled: one or the other")
         folder = store.open_run(self.run)
         out = self.out or place(self.run, "episode.gif")
-        print(conclude.write_episode(folder, out, self.seed, self.episode, self.deterministic, self.physics))
+        mean = self.deterministic if self.deterministic or self.sampled else None
+        print(conclude.write_episode(folder, out, self.seed, self.episode, mean, self.physics))
 
 
 @dataclasses.dataclass

@@ -35,8 +35,8 @@ class Training:
     """How many runs, with seeds 0, 1, 2, … They train together in one program."""
     first_seed: int = 0
     """The first of those seeds."""
-    steps: Annotated[float, arg(help_behavior_hint="(default: 5e6)")] = 5e6
-    """Environment steps of each run."""
+    steps: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: 5e6)")] = None
+    """Environment steps of each run. With --resume: go on to so many, with a finished run too."""
     preset: str = "fast"
     """fast (small networks) or paper (the published configuration, for a GPU)."""
     set: Settings = ()
@@ -47,6 +47,8 @@ class Training:
     """Fresh episodes per seed for the evaluation at the end; 0 leaves it out."""
     resume: File = None
     """Go on with the run in this folder instead."""
+    init_from: Text = None
+    """Start with what the run in this folder learned: another limit, level or layout, the same observations."""
 
 
 @dataclasses.dataclass
@@ -97,15 +99,18 @@ class Train:
         from tqpo.training import loop
 
         job, resumed, output = self.job(), self.training.resume, self.output
-        episodes = self.training.episodes if resumed is None else self._begun_with(resumed, job)
+        episodes, more = self.training.episodes, None
+        if resumed is not None:
+            episodes, more = self._begun_with(resumed, job)
         options = loop.Options(output.quiet, None, output.checkpoint_every, wandb=output.wandb, episodes=episodes)
         if resumed is None:
             folder = loop.train(job, output.out or fresh_folder(job), options)
-        elif judged(resumed):
-            print(f"{resumed} is finished and judged; tqpo evaluate {resumed} judges it again")
+        elif more is None and judged(resumed):
+            again = f"tqpo evaluate {resumed} judges it again, --steps N goes on to more steps"
+            print(f"{resumed} is finished and judged; {again}")
             return
         else:
-            folder = loop.resume(resumed, options)
+            folder = loop.resume(resumed, options, more)
         with folder:
             if episodes:
                 self._conclude(folder, episodes)
@@ -136,15 +141,15 @@ class Train:
         fields = {"task": self.task, **vars(self.problem), **vars(self.training), **vars(self.environment)}
         fields |= {
             "seeds": seeds_of(self.training.seeds, self.training.first_seed),
-            "steps": int(self.training.steps),
+            "steps": Job.steps if self.training.steps is None else int(self.training.steps),
             "settings": assignments(self.training.set),
             "task_settings": assignments(self.environment.task_set),
             "constraints": tuple(self.problem.constraint),
         }
         return Job(**{f.name: fields[f.name] for f in dataclasses.fields(Job) if f.name in fields})
 
-    def _begun_with(self, path: pathlib.Path, mine) -> int:
-        """The evaluation's episodes: those given now, or as a run was begun.
+    def _begun_with(self, path: pathlib.Path, mine) -> tuple[int, int | None]:
+        """The evaluation's episodes: those given now, or as a run was begun; and to how many steps it is extended, if it is.
 
         A resumed run keeps its settings: another one given beside --resume is an error, unless it is the same.
         """
@@ -154,13 +159,14 @@ class Train:
         with store.open_run(path) as folder:
             begun, episodes = Job.from_description(folder.config), folder.config.get("episodes", Training.episodes)
         default = Train().job()
-        for field in dataclasses.fields(begun):
+        for field in (field for field in dataclasses.fields(begun) if field.name != "steps"):
             given, was = getattr(mine, field.name), getattr(begun, field.name)
             if given not in (getattr(default, field.name), was):
                 raise ConfigError(f"{field.name} = {given}: {path} was begun with {was}; leave it out to resume")
         if self.output.out is not None and self.output.out.resolve() != path.resolve():
             raise ConfigError("--out and --resume name two folders: a resumed run stays where it is")
-        return episodes if self.training.episodes == Training.episodes else self.training.episodes
+        more = None if self.training.steps is None or mine.steps == begun.steps else mine.steps
+        return episodes if self.training.episodes == Training.episodes else self.training.episodes, more
 
 
 def all_certified(folder) -> bool:

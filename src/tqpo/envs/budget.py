@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tqpo.types import Array, Env, Key, PyTree, Spec, Step
+from tqpo.types import Array, Env, Key, PyTree, Spec, Step, choices, obs_shape
 
 FEATURES = ("remaining", "lost", "nearness")  # of each constraint
 NEAR = 0.25  # share of the budget over which nearness rises
@@ -104,6 +104,14 @@ class Budgeted:
     @property
     def discrete(self) -> bool:
         return self.unwrapped.discrete
+
+    @property
+    def obs_shape(self) -> tuple[int, ...]:
+        return obs_shape(self.unwrapped)
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        return choices(self.unwrapped)
 
     @property
     def cost_names(self) -> tuple[str, ...]:

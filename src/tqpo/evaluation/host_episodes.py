@@ -19,8 +19,8 @@ import numpy as np
 from tqpo.algorithms import rollout
 from tqpo.errors import ConfigError, RenderError
 from tqpo.evaluation.episodes import Policy, Progress, Totals, act, check_count, episode_keys, feedback, gather
-from tqpo.host.reference import GYM, find, takes
 from tqpo.host.transition import Transition, Transitions, stack
+from tqpo.references import takes
 from tqpo.types import Key, PyTree
 
 if TYPE_CHECKING:
@@ -180,13 +180,13 @@ def run_twin(
 class Filmed:
     """A batch of one environment that draws itself, with a frame of each of its steps."""
 
-    def __init__(self, guard: Any, seed: int):
-        self.guard, self.seed = guard, seed
+    def __init__(self, guard: Any, ledger: Any, seed: int):
+        self.guard, self.ledger, self.seed = guard, ledger, seed
         self.frames: list[np.ndarray] = []
 
     def _film(self, rows: list[Transition]) -> Transitions:
         self.frames.append(np.asarray(self.guard.env.render()))
-        return stack(rows)
+        return self.ledger.show(stack(rows))
 
     def reset(self) -> np.ndarray:
         return self._film(self.guard.reset([self.seed])).obs
@@ -200,18 +200,19 @@ def film(
     env: "HostSpec", policy: Policy, key: Key, episode: int = 0, deterministic: bool = False
 ) -> tuple[list[np.ndarray], float]:
     """Frames of an episode, and how long each lasts in seconds. The environment must draw itself as "rgb_array"."""
+    from tqpo.host.batch import Ledger
     from tqpo.host.guard import Guard
 
     if env.autoreset:
         raise ConfigError(f"{env.task} makes vectors: there is no single environment to film")
-    draws = env.task.startswith(GYM) or takes(find(env.task), "render_mode")
+    draws = env.factory is None or takes(env.factory, "render_mode")
     seed = int(jax.random.randint(jax.random.fold_in(key, episode), (), 0, 2**30))
     try:
         single: Any = env.make(**({"render_mode": "rgb_array"} if draws else {}))
         if getattr(single, "render_mode", None) != "rgb_array":
             raise RenderError(f'{env.task} has no render_mode "rgb_array": let its factory take render_mode')
         guard = Guard(env, 0)
-        guard.env, filmed = single, Filmed(guard, seed)
+        guard.env, filmed = single, Filmed(guard, Ledger(env, 1, seed), seed)
         play(filmed, policy, key, [[episode]], deterministic)
         single.close()
     except (ConfigError, RenderError):

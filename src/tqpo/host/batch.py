@@ -20,6 +20,7 @@ from tqpo.host.own_vector import OwnVector
 from tqpo.host.spec import HostSpec
 from tqpo.host.transition import Transition, Transitions, stack
 from tqpo.host.workers import Fault, Lost, Process, Worker
+from tqpo.references import shown
 from tqpo.types import UNLIMITED
 
 GRACE = 5.0  # s beyond its time-out in which a worker can still interrupt itself
@@ -27,6 +28,38 @@ START = 120.0  # s in which a worker must be up
 PATIENCE = 3.0  # s for workers to close by themselves
 ENDLESS = 10_000  # steps after which an episode is taken to have no end, where no limit is known
 SEED_STEP = 1_000_003  # between the seed of an environment and its successor, so that it does not fail the same way
+
+
+class Ledger:
+    """The episodes under way: how long they are, and what they have cost."""
+
+    def __init__(self, spec: HostSpec, count: int, seed: int):
+        self.spec = spec
+        self.spent, self.t = np.zeros((count, 0)), np.zeros(count, int)
+        self.draw = np.random.default_rng(seed).uniform
+        self.position = self.draw(-1.0, 1.0, count)  # of the dial
+
+    def show(self, step: Transitions) -> Transitions:
+        """Observations that show what is left of the budget, where the spec has one. Refuses an episode without an end."""
+        budget, t = self.spec.budget, np.where(step.valid, self.t + 1, 0)
+        over = step.ended | ~step.valid
+        self.t = np.where(over, 0, t)
+        if self.t.max() >= ENDLESS and self.spec.max_steps == UNLIMITED:
+            raise EnvError(
+                f"{shown(self.spec.task)}: an episode has not ended after {ENDLESS:,} steps: give the environment a time "
+                "limit, or truncate its episodes with --max-steps"
+            )
+        if budget is None:
+            return step
+        cost = np.asarray(step.cost, np.float32)[:, list(budget.channels)]  # [N, K]
+        spent = np.where(step.valid[:, None], self.spent + cost if self.spent.size else cost, np.float32(0.0))
+        self.spent = np.where(over[:, None], np.float32(0.0), spent)
+        position = self.position
+        self.position = np.where(over, self.draw(-1.0, 1.0, len(over)), position)
+        return step._replace(
+            obs=np.concatenate([step.obs, budget.features(self.spent, self.t, self.position)], 1),
+            next_obs=np.concatenate([step.next_obs, budget.features(spent, t, position)], 1),
+        )
 
 
 class EnvBatch:
@@ -40,9 +73,7 @@ class EnvBatch:
         self.reports: list[str] = []  # of faults, until someone takes them
         self.workers: list[Worker] = []
         self.cleanup = contextlib.ExitStack()
-        self.spent, self.t = np.zeros((count, 0)), np.zeros(count, int)  # of the episodes under way
-        self.draw = np.random.default_rng(seed).uniform
-        self.position = self.draw(-1.0, 1.0, count)  # of the dial
+        self.ledger = Ledger(spec, count, seed)
 
     def __enter__(self) -> Self:
         return self
@@ -90,29 +121,7 @@ class EnvBatch:
             worker.ask(request)
         deadline = time.monotonic() + wait
         rows = [row for i in range(len(self.workers)) for row in self._answer(i, deadline, wait)]
-        return self._observe(stack(rows))
-
-    def _observe(self, step: Transitions) -> Transitions:
-        """Observations that show what is left of the budget, where the spec has one. Refuses an episode without an end."""
-        budget, t = self.spec.budget, np.where(step.valid, self.t + 1, 0)
-        over = step.ended | ~step.valid
-        self.t = np.where(over, 0, t)
-        if self.t.max() >= ENDLESS and self.spec.max_steps == UNLIMITED:
-            raise EnvError(
-                f"{self.spec.task}: an episode has not ended after {ENDLESS:,} steps: give the environment a time limit, "
-                "or truncate its episodes with --max-steps"
-            )
-        if budget is None:
-            return step
-        cost = np.asarray(step.cost, np.float32)[:, list(budget.channels)]  # [N, K]
-        spent = np.where(step.valid[:, None], self.spent + cost if self.spent.size else cost, np.float32(0.0))
-        self.spent = np.where(over[:, None], np.float32(0.0), spent)
-        position = self.position
-        self.position = np.where(over, self.draw(-1.0, 1.0, len(over)), position)
-        return step._replace(
-            obs=np.concatenate([step.obs, budget.features(self.spent, self.t, self.position)], 1),
-            next_obs=np.concatenate([step.next_obs, budget.features(spent, t, position)], 1),
-        )
+        return self.ledger.show(stack(rows))
 
     def _answer(self, i: int, deadline: float, wait: float) -> list[Transition]:
         """What worker i gave; after a fault, new episodes."""

@@ -83,9 +83,9 @@ def failure(what: str, error: TqpoError) -> Finding:
 
 
 def spaces(spec: HostSpec) -> list[Finding]:
-    picture = "this looks like a picture, and the networks here are for vectors: extract features first"
+    picture = "if this is a picture, train with --set trunk=cnn"
     advice = picture if spec.obs_size > WIDE else ""
-    kind = "one of" if spec.discrete else "a vector of"
+    kind = "a vector of" if not spec.discrete else f"{len(spec.choices)} choices, in all" if spec.choices else "one of"
     return [
         finding("observations", f"{spec.border.observation_space}: {spec.obs_size:,} numbers", advice),
         finding("actions", f"{spec.border.action_space}: {kind} {spec.action_size}"),
@@ -102,7 +102,7 @@ def take_walk(spec: HostSpec, steps: int, episodes: int = 0, seed: int = 0) -> W
         first, seen, ended = envs.reset(), [], 0
         started = time.perf_counter()
         while COUNT * len(seen) < steps or (ended < episodes and time.perf_counter() - started < PATIENCE):
-            if envs.t.max() + 1 == ENDLESS and spec.max_steps == UNLIMITED:
+            if envs.ledger.t.max() + 1 == ENDLESS and spec.max_steps == UNLIMITED:
                 break
             seen.append(envs.step(random.uniform(-1, 1, (COUNT, spec.action_size)).astype(np.float32)))
             ended += int(seen[-1].ended.sum())

@@ -1,22 +1,15 @@
-"""Names of code that the user gave: `gym:ID`, `module:factory`, and in another Python `bridge:PYTHON:MODULE:NAME`.
+"""Environments by name: `gym:ID`, `module:factory`, and in another Python `bridge:PYTHON:MODULE:NAME`."""
 
-Resolved by import, and in no other way.
-"""
-
+import copy
 import functools
-import importlib
-import inspect
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from tqpo import TASKS, references
 from tqpo.errors import ConfigError
 from tqpo.host import bridge
 
 GYM = "gym:"
-LOCAL = "<local>:"  # a function without an importable name lives as long as its program
-_local: dict[str, Callable[..., Any]] = {}
 
 
 def is_reference(task: str) -> bool:
@@ -24,69 +17,72 @@ def is_reference(task: str) -> bool:
     return ":" in task
 
 
-def find(reference: str) -> Callable[..., Any]:
-    """The object that `module:name` names; modules in the current folder are found too."""
-    if reference in _local:
-        return _local[reference]
-    if reference.startswith(bridge.PREFIX):
-        return functools.partial(bridge.make_vec, *bridge.parse(reference))
-    module, colon, name = reference.partition(":")
-    if reference.startswith(LOCAL) or not (module and colon and name):
-        hint = "it lived in the program that trained; give it a name in a module" if colon else "write module:name"
-        raise ConfigError(f"{reference!r} cannot be imported: {hint}")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # and stays there: worker processes get this list
-    try:
-        named: Any = importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(
-            f"{reference!r}: {error}; start from the folder that holds {module}.py, or put that on PYTHONPATH"
-        ) from error
-    for part in name.split("."):
-        if not hasattr(named, part):
-            raise ConfigError(f"{reference!r}: module {module} has no {name}")
-        named = getattr(named, part)
-    if not callable(named):
-        raise ConfigError(f"{reference!r} is {type(named).__name__}: name a function or a class")
-    return named
+@functools.lru_cache(maxsize=32)
+def bridged(reference: str) -> Callable[..., Any]:
+    """What makes the environments of another Python."""
+    return functools.partial(bridge.make_vec, *bridge.parse(reference))
 
 
-def name_of(function: Callable[..., Any] | str) -> str:
-    """`module:name` of a function, or a name that is good until this program ends."""
-    if isinstance(function, str):
-        return function
-    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-    reference = f"{module}:{name}"
-    try:
-        if module != "__main__" and find(reference) is function:
-            return reference
-    except ConfigError:
-        pass
-    reference = f"{LOCAL}{name or type(function).__name__}-{len(_local)}"
-    _local[reference] = function
-    return reference
+def factory_of(task: str) -> Callable[..., Any] | None:
+    """What makes the environments of a reference; None: `gymnasium.make`."""
+    if task.startswith(GYM):
+        return None
+    return bridged(task) if task.startswith(bridge.PREFIX) else references.find(task)
 
 
-def takes(function: Callable[..., Any], parameter: str) -> bool:
-    """Whether a function has a parameter of that name."""
-    try:
-        return parameter in inspect.signature(function).parameters
-    except (TypeError, ValueError):
+def task_of(env: Any) -> str:
+    """The name of an environment: of a class or function that makes one, of an environment itself, of a Gymnasium id."""
+    if isinstance(env, str):
+        return f"{GYM}{env}" if env not in TASKS and is_gym_id(env) else env
+    return references.name_of(env if is_factory(env) else copies_of(env), type(env).__name__ * (not is_factory(env)))
+
+
+def is_factory(env: Any) -> bool:
+    return callable(env) and (isinstance(env, type) or not hasattr(env, "step"))
+
+
+def is_gym_id(name: str) -> bool:
+    if is_reference(name):
         return False
+    import gymnasium
+
+    return name in gymnasium.registry
 
 
-def build(task: str, settings: tuple[tuple[str, Any], ...], timeout: float, **more: Any) -> Any:
-    """What a reference makes: an environment, or a vector of them where `num_envs` is given."""
+def copies_of(env: Any) -> Callable[[], Any]:
+    """What makes environments like this one: in JAX it is itself, on the host a copy."""
+    from tqpo.types import Env  # needs JAX, which workers do without
+
+    if isinstance(env, Env) and not hasattr(env, "observation_space"):
+        return lambda: env
+    kind = type(env).__name__
+    if not hasattr(env, "step"):
+        raise ConfigError(
+            f"a {kind} is no environment: give its name, its class, a function that makes it, or one that is made"
+        )
+    if hasattr(env, "num_envs"):
+        raise ConfigError(f"{kind} is a vector of environments: give a function of num_envs that makes it")
+    try:
+        copy.deepcopy(env)
+    except Exception as error:
+        raise ConfigError(f"{kind} cannot be copied ({error}): give its class, or a function that makes it") from None
+    return lambda: copy.deepcopy(env)
+
+
+def build(
+    task: str, settings: tuple[tuple[str, Any], ...], timeout: float, factory: Callable[..., Any] | None, **more: Any
+) -> Any:
+    """What a reference makes: an environment, or a vector of them where `num_envs` is given. `factory` is what it names."""
     options = dict(settings) | more
     if task.startswith(bridge.PREFIX):  # its own time-outs come first: they say what the other process printed
         options["options"] = bridge.Options(timeout=0.9 * timeout, start_timeout=0.9 * timeout)
-    if not task.startswith(GYM):
-        return find(task)(**options)
+    if factory is not None:
+        return factory(**options)
     import gymnasium
 
     name = task.removeprefix(GYM)
-    if ":" in name and os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
+    if ":" in name:
+        references.see_current_folder()
     try:
         return gymnasium.make(name, disable_env_checker=True, **options)
     except ImportError as error:

@@ -4,7 +4,8 @@
 |---|---|---|
 | Box | flattened | one number in [-1, 1] each, scaled to the bounds, which must be finite |
 | Discrete | one-hot | one-hot |
-| Dict, Tuple, MultiDiscrete, MultiBinary | their parts one after another | – |
+| MultiDiscrete | its parts one after another | one-hot each, one after another |
+| Dict, Tuple, MultiBinary | their parts one after another | – |
 | others | – | – |
 """
 
@@ -14,7 +15,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from gymnasium.spaces.utils import flatdim, flatten
 
 from tqpo.errors import EnvError
@@ -50,16 +51,29 @@ class Border:
                     f"action space {space}: needs finite bounds; give the environment a Box that has them, or a wrapper whose "
                     "action_space is such a Box"
                 )
-        elif not isinstance(space, Discrete):
-            raise EnvError(f"action space {space}: must be Box or Discrete; wrap it in gymnasium.ActionWrapper")
+        elif not isinstance(space, Discrete | MultiDiscrete) or len(space.shape or ()) > 1:
+            wanted = "must be Box, Discrete or MultiDiscrete of one axis"
+            raise EnvError(f"action space {space}: {wanted}; wrap it in gymnasium.ActionWrapper")
 
     @functools.cached_property
     def obs_size(self) -> int:
         return flatdim(self.observation_space)
 
     @property
+    def obs_shape(self) -> tuple[int, ...]:
+        """As a trunk of its own sees it."""
+        space = self.observation_space
+        return space.shape if isinstance(space, Box) else (self.obs_size,)
+
+    @property
     def discrete(self) -> bool:
-        return isinstance(self.action_space, Discrete)
+        return isinstance(self.action_space, Discrete | MultiDiscrete)
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """Of several choices, among how many each is."""
+        space = self.action_space
+        return tuple(space.nvec.tolist()) if isinstance(space, MultiDiscrete) else ()
 
     @property
     def action_size(self) -> int:
@@ -89,6 +103,8 @@ class Border:
         space = self.action_space
         if isinstance(space, Box):
             return {"low": space.low, "high": space.high}
+        if isinstance(space, MultiDiscrete):
+            return {"start": space.start.astype(int), "sizes": space.nvec.astype(int)}
         assert isinstance(space, Discrete)
         return {"start": int(space.start)}
 

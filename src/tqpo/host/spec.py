@@ -51,12 +51,21 @@ class HostSpec:
     max_steps: int
     border: Border = dataclasses.field(compare=False, repr=False)
     cost_function: Callable[..., Any] | None = dataclasses.field(compare=False, repr=False)  # what `cost_fn` names
+    factory: Callable[..., Any] | None = dataclasses.field(compare=False, repr=False)  # what `task` names
     min_steps: int = 1
     budget: "Budget | None" = None  # what is left of it is part of the observation, `obs_size` included
 
+    @property
+    def obs_shape(self) -> tuple[int, ...]:
+        return self.border.obs_shape
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        return self.border.choices
+
     def make(self, **more: Any) -> Any:
         """An environment; with `num_envs`, where `autoreset` is given, a vector."""
-        return build(self.task, self.settings, self.options.timeout, **more)
+        return build(self.task, self.settings, self.options.timeout, self.factory, **more)
 
     def keep(self, obs: Any) -> Any:
         """An observation as `cost_fn` will see it after the next step."""

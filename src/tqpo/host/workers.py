@@ -104,7 +104,10 @@ class Process(Worker):
         self.pipe, other = context.Pipe()
         arguments = (other, CloudpickleWrapper(cast(Any, make_unit)))  # a cost function may be a lambda
         self.process = context.Process(target=run_process, args=arguments, daemon=True)
-        self.process.start()
+        try:
+            self.process.start()
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise EnvError(f"it cannot be sent to another process ({error}): use vector = sync, its default") from None
         other.close()
 
     def ask(self, request: Request | None) -> None:

@@ -20,8 +20,14 @@ from tqpo.output.playback import record_episode
 from tqpo.output.report import Report, write_report
 from tqpo.output.video import write_video
 from tqpo.training.certificates import certificates_of
-from tqpo.training.evaluations import add_evaluation, evaluate_run, evaluation_key, evaluations_of
-from tqpo.training.job import Job, Prepared, prepared_of
+from tqpo.training.evaluations import (
+    add_evaluation,
+    evaluate_run,
+    evaluation_key,
+    evaluations_of,
+    judged_by_mean,
+)
+from tqpo.training.job import Prepared, prepared_of
 from tqpo.training.policies import load_policies, load_policy
 from tqpo.types import Env, Key
 
@@ -120,7 +126,7 @@ def write_plots(folders: Sequence[store.Run], out: pathlib.Path) -> list[pathlib
 def labels_of(folders: Sequence[store.Run], jobs: Sequence[Prepared]) -> list[str]:
     """A label for each run that no other has: algorithm and goal, with the task or the folder where those are alike."""
     several = len({p.job.task for p in jobs}) > 1
-    labels = [f"{p.job.task}: {label_of(p)}" if several else label_of(p) for p in jobs]
+    labels = [f"{p.job.name}: {label_of(p)}" if several else label_of(p) for p in jobs]
     names = [folder.folder.name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder.folder) for folder in folders]
@@ -129,7 +135,7 @@ def labels_of(folders: Sequence[store.Run], jobs: Sequence[Prepared]) -> list[st
 
 def title_of(prepared: Prepared, place: int) -> str:
     """The task, and the cost in question where there are several constraints."""
-    asked, task = prepared.asked, prepared.job.task
+    asked, task = prepared.asked, prepared.job.name
     return task if len(asked) == 1 else f"{task}: {prepared.env.cost_names[asked[place].channel]}"
 
 
@@ -138,12 +144,14 @@ def write_episode(
     path: pathlib.Path,
     seed: int | None = None,
     episode: int = 0,
-    deterministic: bool = False,
+    deterministic: bool | None = None,
     physics: str = "jax",
 ) -> pathlib.Path:
-    """A video of one episode of the evaluation: drawn from above, or MuJoCo's 3-D view."""
+    """A video of one episode of the evaluation: drawn from above, or MuJoCo's 3-D view; by default of the kind of action
+    that the verdict is about."""
     seed, policy = load_policy(folder, seed)
-    env, key = Job.from_description(folder.config).env(), evaluation_key(seed)
+    deterministic = judged_by_mean(folder) if deterministic is None else deterministic
+    env, key = prepared_of(folder.config).env, evaluation_key(seed)
     if not isinstance(env, Env):
         from tqpo.evaluation import host_episodes
 
@@ -194,14 +202,19 @@ def write_page(folder: store.Run, path: pathlib.Path) -> pathlib.Path:
     limit = next((float(c.limit) for c in prepared.asked if c.channel == 0), None)  # the player shows the total cost
     episodes = [
         record_episode(
-            env, policy, evaluation_key(seed), cost_limit=limit, title=f"seed {seed}, the first evaluated episode"
+            env,
+            policy,
+            evaluation_key(seed),
+            deterministic=judged_by_mean(folder),
+            cost_limit=limit,
+            title=f"seed {seed}, the first evaluated episode",
         )
         for seed, policy in list(load_policies(folder).items())[:3]
         if isinstance(env, Env) and isinstance(unwrapped(env), Task)  # the player draws our tasks only
     ]
     goal = prepared.goal if job.constraints else f"Pr[episode cost ≤ {job.cost_limit:g}] ≥ {job.safety:.0%}"
     report = Report(
-        title=f"{job.algo} on {job.task}",
+        title=f"{job.algo} on {job.name}",
         subtitle=f"Return at its best while {goal}",
         evaluations=evaluations_of(folder),
         curves=[curves_of(folder, prepared, place, job.title) for place in range(len(prepared.asked))],

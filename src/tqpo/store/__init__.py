@@ -3,7 +3,7 @@
 from tqpo.store.disk import DamagedError, StoreWarning
 from tqpo.store.lock import LockedError
 from tqpo.store.metrics import rows_of_chunk
-from tqpo.store.pytree import pack
+from tqpo.store.pytree import named_leaves, pack
 from tqpo.store.run import Run, create, is_shipped, open_run, shipped
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "StoreWarning",
     "create",
     "is_shipped",
+    "named_leaves",
     "open_run",
     "pack",
     "rows_of_chunk",

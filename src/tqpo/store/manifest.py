@@ -70,6 +70,28 @@ class Manifest:
         if write:
             self._update()
 
+    def config(self) -> bytes:
+        """`config.json`; where a change of it was cut short, as it was or as it was to be."""
+        path = self.path.parent / CONFIG
+        data = disk.read_bytes(path)
+        coming = self._body.get("coming")
+        return data if coming == disk.fingerprint(data) else disk.check_fingerprint(path, self.files[CONFIG])
+
+    def amend(self, config: bytes, text: str) -> None:
+        """Replaces `config.json`, and says why. The manifest knows of the new one before it is there."""
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        self._update(coming=disk.fingerprint(config))
+        disk.write_bytes(self.path.parent / CONFIG, config)
+        self._update(changes=[*self._body.get("changes", []), {"time": time, "text": text}])
+        self.settle()
+
+    def settle(self) -> None:
+        """Ends a change of `config.json` that was cut short."""
+        if coming := self._body.get("coming"):
+            data = disk.read_bytes(self.path.parent / CONFIG)
+            files = self.files | ({CONFIG: coming} if coming == disk.fingerprint(data) else {})
+            self._update(files=files, coming=None)
+
     def uncover(self, *names: str) -> None:
         """Forgets files, or folders of files, that are about to change."""
         top = {name: name.split("/", maxsplit=1)[0] for name in self.files}

@@ -2,7 +2,7 @@
 
 | name | holds |
 |---|---|
-| `config.json` | the complete settings |
+| `config.json` | the complete settings; earlier ones in `history/` |
 | `metrics.csv` | one row per run and iteration |
 | `checkpoints/step-…/` | the last few, see `checkpoint` |
 | `policy.safetensors`, `policy.json` | what is needed to act |
@@ -27,6 +27,7 @@ from tqpo.store.metrics import EMPTY, Mark, MetricsFile
 from tqpo.types import PyTree
 
 LOCK, METRICS, CHECKPOINTS, SNAPSHOTS = "lock", "metrics.csv", "checkpoints", "snapshots"
+HISTORY = "history"
 OWN = {CONFIG, MANIFEST, LOCK, METRICS, CHECKPOINTS, SNAPSHOTS, policy.ARRAYS, policy.RECORD}
 
 SHIPPED = pathlib.Path(__file__).parent.parent / "policies"  # finished runs that come with the package
@@ -105,7 +106,9 @@ def open_run(path: str | os.PathLike, write: bool = False, on_warning: OnWarning
         if write:
             disk.tidy(folder)
         manifest = Manifest.read(folder)
-        config = disk.check_fingerprint(folder / CONFIG, manifest.files[CONFIG])
+        if write:
+            manifest.settle()
+        config = manifest.config()
         run = Run(folder, manifest, sealed.decode(config, folder / CONFIG), held, on_warning)
         if write:
             run._metrics.load(repair=not run.finished)
@@ -189,6 +192,13 @@ class Run:
             state, record = self._latest(template, lambda mark: None)
         return state, record.meta
 
+    def checkpoint_arrays(self) -> dict[str, Any]:
+        """The arrays of the latest good checkpoint by name; none where there is none."""
+        for record in reversed(checkpoint.records(self._checkpoints, self.id)):
+            with contextlib.suppress(DamagedError):
+                return checkpoint.read_state(self._checkpoints, record)
+        return {}
+
     def resume(self, template: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
         """State and meta to continue from; None, with a warning, if the run stopped before its first checkpoint.
 
@@ -260,6 +270,9 @@ class Run:
         """The policy as saved and its description; without a template, as a dict of NumPy arrays by name."""
         return policy.load(self.folder, self.id, template)
 
+    def policy_sha256(self) -> str:
+        return disk.digest(disk.read_bytes(self.path(policy.ARRAYS)))
+
     def save_snapshot(self, iteration: int, arrays: PyTree) -> None:
         """Keeps the policies of one iteration beside the final one."""
         folder = self.path(f"{SNAPSHOTS}/iteration-{iteration:06d}")
@@ -267,6 +280,11 @@ class Run:
         with disk.writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         policy.save(folder, self.id, arrays, {"iteration": iteration})
+
+    def snapshots(self) -> list[int]:
+        """The iterations whose policies were kept, in order."""
+        names = os.listdir(self.path(SNAPSHOTS)) if self.path(SNAPSHOTS).is_dir() else []
+        return sorted(int(name.removeprefix("iteration-")) for name in names if name.startswith("iteration-"))
 
     def load_snapshot(self, iteration: int, template: PyTree) -> PyTree:
         folder = self.path(f"{SNAPSHOTS}/iteration-{iteration:06d}")
@@ -301,6 +319,14 @@ class Run:
         return disk.check_fingerprint(self.path(name), expected) if expected else disk.read_bytes(self.path(name))
 
     # Manifest
+
+    def amend(self, config: Mapping[str, Any], text: str) -> None:
+        """Replaces the run's configuration. The one before is kept in `history/`; the manifest says why, under `changes`."""
+        before = len(self._manifest.body.get("changes", []))
+        self.write_file(f"{HISTORY}/config-{before + 1}.json", sealed.encode(self.config))
+        data = sealed.encode(dict(config))
+        self._manifest.amend(data, text)
+        self.config = sealed.decode(data, self.folder / CONFIG)
 
     def finish(self) -> None:
         """Marks the run as finished and adds the checksum of every file that has none in the manifest yet."""

@@ -131,8 +131,8 @@ def load_snapshots(
     folder: store.Run, prepared: Prepared, final: ActorPolicy, last: int, say: Say
 ) -> dict[int, ActorPolicy]:
     """The policies of all seeds by iteration; a damaged snapshot is left out."""
-    snapshots = {}
-    for iteration in (i for i in prepared.snapshot_iterations if i < last):
+    snapshots, first = {}, prepared.snapshot_iterations[0]  # an extended run has earlier ones besides
+    for iteration in (i for i in folder.snapshots() if first <= i < last):
         try:
             snapshots[iteration] = folder.load_snapshot(iteration, final)
         except StoreError as error:

@@ -64,3 +64,8 @@ def add_evaluation(
 
 def evaluations_of(folder: store.Run) -> list[dict[str, Any]]:
     return folder.read_json(EVALUATION)["evaluations"] if folder.path(EVALUATION).exists() else []
+
+
+def judged_by_mean(folder: store.Run) -> bool:
+    """Whether the verdict, which is the first evaluation's, is about mean actions: what was judged is what acts."""
+    return any(evaluation["deterministic"] for evaluation in evaluations_of(folder)[:1])

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tqpo import references
 from tqpo.algorithms.presets import TASK_SETTINGS, VARIANTS, preset
 from tqpo.algorithms.settings import Constraint, field_names, replace
 from tqpo.envs import Task, TaskConfig, make
@@ -36,8 +37,8 @@ class Job:
     """What to train.
 
     `task` is one of ours, `gym:ID` or `module:factory`; `cost_fn` is `module:function`. `settings` are those of the
-    algorithm by name, `task_settings` those of the task or the user's factory. The last four fields are for
-    environments on the host.
+    algorithm by name, `task_settings` those of the task or the user's factory. `vector`, `max_steps` and what begins with
+    `env_` are for environments on the host.
     """
 
     task: str = "SimpleEnv"  # the environment
@@ -56,6 +57,8 @@ class Job:
     env_timeout: float = 60.0  # s that one step may take
     env_restarts: int = 3  # faults of one environment before training ends
     max_steps: int | None = None  # after which an episode is truncated; null: the environment ends it
+    init_from: str | None = None  # a run whose policies, critics and multipliers this one starts with
+    first_steps: int | None = None  # of a run that was extended: what it was begun with
 
     def __post_init__(self) -> None:
         if not 0 < self.safety < 1:
@@ -80,6 +83,11 @@ class Job:
     def base_algorithm(self) -> str:
         """The algorithm that this one is, or is a variant of."""
         return VARIANTS.get(self.algo, (self.algo, {}))[0]
+
+    @property
+    def name(self) -> str:
+        """The task as people call it."""
+        return references.shown(self.task)
 
     @property
     def title(self) -> str:
@@ -113,7 +121,8 @@ class Job:
             usual = type(preset(Job.preset, self.algo))()
             config = replace(usual, **{k: v for k, v in derived.items() if k in field_names(usual)})
         if "iterations" in field_names(config):
-            config = replace(config, iterations=math.ceil(self.steps / steps_of(config.learner)))
+            begun = self.first_steps or self.steps
+            config = replace(config, iterations=math.ceil(begun / steps_of(config.learner)))
         if config.learner.observe_budget:
             env = observed(env, self.judged_by(config.constraints), config.learner.end_at_limit, has_dial(config))
         return Prepared(self, env, config, Group(env, self.base_algorithm, (config,) * len(self.seeds), self.seeds))
@@ -225,7 +234,7 @@ class Prepared:
     def describe(self) -> dict[str, Any]:
         """As `config.json` keeps it: the job, and all that followed from it."""
         derived = {"algorithm": dataclasses.asdict(self.config), "task": describe_env(self.env)}
-        return {"job": dataclasses.asdict(self.job), "derived": derived}
+        return {"job": dataclasses.asdict(self.job), "derived": derived} | needs(self.job)
 
     def matches(self, config: Mapping[str, Any]) -> bool:
         """Whether a `config.json` tells of this job, and of what this version derives from it."""
@@ -235,6 +244,17 @@ class Prepared:
         if any(was.get(name, value) != value for name, value in GONE.items()):
             return False
         return agree(config, plain(self.describe()), plain({"job": dataclasses.asdict(Job()), "derived": derived}))
+
+
+def needs(job: Job) -> dict[str, str]:
+    """What a program must give that opens the run, where that cannot be imported by name."""
+    named = {"env": job.task, "cost_fn": job.cost_fn or "", "trunk": str(job.settings.get("trunk", ""))}
+    local = {name: references.shown(x) for name, x in named.items() if references.is_local(x)}
+    if not local:
+        return {}
+    all_of, trunk = (", ".join(f"{k}={v}" for k, v in local.items() if k in names) for names in (named, {"trunk"}))
+    act = f"tqpo.load(run{', ' * bool(trunk)}{trunk})"
+    return {"needs": f"objects without an importable name: tqpo.evaluate(run, {all_of}), as resume and report; {act}"}
 
 
 def iterations_of(config: Mapping[str, Any]) -> int:

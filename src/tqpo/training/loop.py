@@ -17,6 +17,7 @@ from rich.markup import escape
 from tqpo import store
 from tqpo.errors import ConfigError, Interrupted, TqpoError
 from tqpo.evaluation.episodes import check_count
+from tqpo.training import start
 from tqpo.training.choose import choose_policies
 from tqpo.training.job import Job, Prepared, prepared_of
 from tqpo.training.loggers import Loggers
@@ -29,9 +30,10 @@ from tqpo.types import PyTree
 CHECKPOINTS_KEPT = 3
 FAULTS = "faults.txt"  # reports of environments on the host that were restarted
 
-# Both take the iterations done, and end training if they return True.
-Callback = Callable[[int, Metrics], Any]  # the metrics [iterations, runs, …] of the last chunk
-Watch = Callable[[int, Chunk], Any]
+# All end training if they return True. Metrics are those of the last chunk, [iterations, runs, …].
+OnChunk = Callable[[int, Metrics], Any]  # of the environment steps of each run so far
+Callback = Callable[[int, Metrics], Any]  # of the iterations done
+Watch = Callable[[int, Chunk], Any]  # of the iterations done
 
 
 @contextlib.contextmanager
@@ -67,6 +69,7 @@ class Options:
     wandb: str | None = None  # a Weights & Biases project
     callback: Callback | None = None
     episodes: int = 1000  # of the evaluation that follows, kept for a resumed run; 0: there is none
+    on_chunk: OnChunk | None = None
 
     def __post_init__(self) -> None:
         if self.checkpoint_every is not None:
@@ -92,14 +95,14 @@ class Position(NamedTuple):
 
 def train(job: Job, out: str | os.PathLike, options: Options | None = None) -> store.Run:
     """Trains a job into a new folder. Returns the run, open for writing, its policies saved."""
-    prepared = job.prepare()  # a wrong setting is an error before there is a folder
-    options = options or Options()
-    folder = store.create(out, prepared.describe() | {"episodes": options.episodes})
-    return train_job(prepared, folder, Position(init_group(prepared.group)), options)
+    options, prepared = options or Options(), start.inheriting(job).prepare()  # errors come before there is a folder
+    state = start.state_of(prepared)
+    folder = store.create(out, prepared.describe() | {"episodes": options.episodes} | start.origin(job))
+    return train_job(prepared, folder, Position(state), options)
 
 
-def resume(path: str | os.PathLike, options: Options | None = None) -> store.Run:
-    """Goes on with a job from its last good checkpoint."""
+def resume(path: str | os.PathLike, options: Options | None = None, steps: int | None = None) -> store.Run:
+    """Goes on with a job from its last good checkpoint; with `steps`, up to more of them than it was begun with."""
     folder = store.open_run(path, write=True)
     try:
         prepared = prepared_of(folder.config)
@@ -107,24 +110,39 @@ def resume(path: str | os.PathLike, options: Options | None = None) -> store.Run
             raise ConfigError(
                 f"{folder.folder} was begun with other settings than this version derives from its config.json"
             )
+        if steps is not None:
+            prepared = extend(folder, prepared, steps)
         position = last_position(folder, prepared.group)
+        if position.iteration == 0:
+            position = Position(start.state_of(prepared))
     except BaseException:
         folder.close()
         raise
     return train_job(prepared, folder, position, options or Options())
 
 
+def extend(folder: store.Run, prepared: Prepared, steps: int) -> Prepared:
+    """The job with more steps, in the run's `config.json` too. Schedules that are a share of training keep their length."""
+    job = prepared.job
+    if steps <= job.steps:
+        raise ConfigError(f"steps = {steps:,}: {folder.folder} has {job.steps:,}; give more of them to extend it")
+    longer = dataclasses.replace(job, steps=steps, first_steps=job.first_steps or job.steps)
+    after = prepared_of({**folder.config, "job": dataclasses.asdict(longer)})
+    folder.amend({**folder.config, **after.describe()}, f"extended from {job.steps:,} to {steps:,} steps")
+    return after
+
+
 def last_position(folder: store.Run, group: Group) -> Position:
     """The last good checkpoint; the start if there is none."""
-    start = init_group(group)
-    last = folder.resume(start)
-    return Position(last[0], int(last[1]["iteration"])) if last else Position(start)
+    fresh = init_group(group)
+    last = folder.resume(fresh)
+    return Position(last[0], int(last[1]["iteration"])) if last else Position(fresh)
 
 
 def train_job(prepared: Prepared, folder: store.Run, position: Position, options: Options) -> store.Run:
     """Trains one job, with a live view, loggers and snapshots; then chooses its policies."""
     job = prepared.job
-    title = f"{job.algo} on {job.task}, {prepared.goal}{'' if job.constraints else ' safe'}"
+    title = f"{job.algo} on {job.name}, {prepared.goal}{'' if job.constraints else ' safe'}"
     progress = RunProgress(
         title, job.seeds, prepared.iterations, prepared.asked, options.quiet, bound_of(prepared.config)
     )
@@ -132,12 +150,14 @@ def train_job(prepared: Prepared, folder: store.Run, position: Position, options
 
     def watch(iteration: int, chunk: Chunk) -> bool:
         report_faults(folder, chunk.faults, progress.say)
-        loggers.write(iteration * prepared.iteration_steps, chunk.metrics)
+        step = iteration * prepared.iteration_steps
+        loggers.write(step, chunk.metrics)
         progress.update(iteration, chunk.metrics)
         for moment in prepared.snapshot_iterations:
             if iteration - chunk.length < moment <= iteration:
                 folder.save_snapshot(moment, policies_of(chunk.state))
-        return options.callback is not None and bool(options.callback(iteration, chunk.metrics))
+        calls = (options.callback, iteration), (options.on_chunk, step)
+        return any(bool(call(now, chunk.metrics)) for call, now in calls if call is not None)
 
     if job.steps < prepared.iteration_steps:
         progress.say(

@@ -12,7 +12,7 @@ from tqpo.errors import ConfigError, StoreError
 from tqpo.evaluation.episodes import ActorPolicy
 from tqpo.maths.normalize import Moments
 from tqpo.training.job import Prepared
-from tqpo.types import Env, PyTree, Spec
+from tqpo.types import Env, PyTree, Spec, choices, obs_shape
 
 
 def policies_of(state: PyTree) -> ActorPolicy:
@@ -24,6 +24,8 @@ def save_policies(folder: store.Run, prepared: Prepared, policies: ActorPolicy, 
     """The policies of all seeds with their frozen normalisers, [runs, …], in one file."""
     description = {name: getattr(prepared.env, name) for name in ("obs_size", "action_size", "discrete")} | {
         "network": dataclasses.asdict(prepared.config.learner.network),
+        "obs_shape": list(obs_shape(prepared.env)),
+        "choices": list(choices(prepared.env)),
         "action": action_form(prepared.env),
         "budget": budget_form(prepared.env),
         "seeds": list(prepared.job.seeds),
@@ -56,8 +58,9 @@ def template(description: Mapping[str, Any]) -> ActorPolicy:
         raise StoreError(f"policy.json does not describe a policy: {error}") from None
 
     def build(key):
+        spaces = {name: tuple(description.get(name) or ()) for name in ("obs_shape", "choices")}
         discrete = bool(description.get("discrete", False))
-        actor = networks.make_network(key, spec, obs, action, {}, discrete=discrete).actor
+        actor = networks.make_network(key, spec, obs, action, {}, discrete=discrete, **spaces).actor
         return ActorPolicy(actor, Moments(*(jax.numpy.zeros(s) for s in ((obs,), (obs,), ()))))
 
     return eqx.filter_eval_shape(jax.vmap(build), jax.random.split(jax.random.key(0), runs))

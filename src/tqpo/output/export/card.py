@@ -14,16 +14,16 @@ from tqpo.envs.budget import Budget
 from tqpo.envs.observation import Slice, slice_table
 from tqpo.evaluation.episodes import ActorPolicy
 from tqpo.host.reference import is_reference
+from tqpo.maths.distribution import Choices
 from tqpo.maths.statistics import cost_text
 from tqpo.training.certificates import certificates_of
-from tqpo.training.evaluations import evaluations_of
+from tqpo.training.evaluations import evaluations_of, judged_by_mean
 from tqpo.training.job import Job
 
 LIMITS = (
     "The safety above is a share of whole episodes of this task, as it is simulated, from its own random starts. It "
     "says nothing about other tasks, dynamics, sensors or starts, and guarantees nothing for a single episode or step.",
-    "Each row was measured with the actions that it names. `action` is the deterministic one; the row of sampled "
-    "actions holds if you sample as described under Outputs.",
+    "Each row was measured with the actions that it names, sampled or deterministic (the mean), and holds for those alone.",
     "Observations must come in the task's own order and units. Values far outside those of training are clipped, not "
     "refused.",
     "Memory, where there is any, must be zero at the start of every episode and be fed back at every step.",
@@ -42,13 +42,14 @@ def facts_of(folder: store.Run, seed: int, policy: ActorPolicy) -> dict[str, Any
     iterations = math.ceil(job.steps / (algorithm["learner"]["n_envs"] * algorithm["learner"]["n_steps"]))
     last, evaluations = folder.manifest["sessions"][-1], evaluations_of(folder)
     return {
-        "task": job.task,
+        "task": job.name,
         "task_settings": dict(job.task_settings),
         "algorithm": job.algo,
         "enforces": DESCRIPTIONS.get(job.algo, ("", ""))[0],
         "constraints": constraints_of(algorithm, evaluations),
         "certificates": [certified(entry) for entry in certificates_of(folder) if entry["policy"]["seed"] == seed],
         "evaluations": [summary(evaluation, seed) for evaluation in evaluations],
+        "acts_with": "mean" if judged_by_mean(folder) else "sampled",
         "training": {
             "steps": job.steps,
             "iterations": iterations,
@@ -99,13 +100,15 @@ def signature(
     if budget is not None:
         size = Budget.of(budget).size
         inputs = [port("obs", ["batch", obs[1] - size]), port("budget", ["batch", size])]
-    if actor.log_std is None:
-        outputs += [port("index", ["batch"], "int32"), port("logits", actions)]
+    several = [len(actor.log_std.sizes)] if isinstance(actor.log_std, Choices) else []
+    choice = actor.log_std is None or bool(several)
+    if choice:
+        outputs += [port("index", ["batch", *several], "int32"), port("logits", actions)]
     else:
         outputs += [port("log_std", actions[1:])]
     if action is not None:
-        choice = actor.log_std is None
-        outputs += [port("env_action", ["batch", *np.shape(action.get("low", 0))], "int32" if choice else "float32")]
+        shape = several or np.shape(action.get("low", 0))
+        outputs += [port("env_action", ["batch", *shape], "int32" if choice else "float32")]
     if actor.lstm is not None:
         memory = ["batch", int(actor.lstm.weight_rec.shape[0])]
         inputs += [port("h", memory), port("c", memory), port("prev_action", actions), port("prev_reward", ["batch"])]
@@ -158,6 +161,8 @@ def markdown(facts: Mapping[str, Any], to: str) -> str:
         port_table(facts["outputs"]),
         "`action` is the likeliest action, in [-1, 1]. " + SAMPLING["index" in {p["name"] for p in facts["outputs"]}]
         + (" `env_action` is it as the environment takes it." if facts["action"] else ""),
+        f"**Act with {ACTS[facts['acts_with']]}**: the verdict is about these. The other kind is another policy"
+        + (", with its own row above." if len({e["deterministic"] for e in facts["evaluations"]}) > 1 else "."),
         "## Limits of use",
         "\n".join(f"- {text}" for text in facts["limits"]),
     ]  # fmt: skip
@@ -199,8 +204,10 @@ def budget_lines(budget: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
+ACTS = {"sampled": "sampled actions", "mean": "`action` itself"}
 SAMPLING = {
-    True: "It is one-hot, and `index` is its number; to sample, draw from softmax(`logits`).",
+    True: "It is one-hot, and `index` is its number; to sample, draw from softmax(`logits`). Of several choices at once the "
+    "vectors lie one after another, and each is drawn by itself.",
     False: "To sample, draw `action` + exp(`log_std`)·z with standard normal z, and clip to [-1, 1].",
 }
 

@@ -9,7 +9,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tqpo import networks
+from tqpo.errors import ConfigError
 from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.maths.distribution import Choices
 from tqpo.maths.normalize import CLIP, scale
 from tqpo.output.export import card
 
@@ -46,8 +48,10 @@ def encode(policy: ActorPolicy, facts: Mapping[str, Any]) -> bytes:
     obs = graph("Concat", "obs", "budget", axis=1) if facts["budget"] else "obs"
     centred = graph("Sub", obs, graph.constant(moments.mean))
     x = clip(graph, graph("Div", centred, graph.constant(scale(moments))), CLIP)
+    if not isinstance(actor.body, networks.MLP):
+        raise ConfigError("a policy with a trunk of its own: --to stablehlo exports it")
     for layer in actor.body.layers:
-        x = graph("Tanh", graph.linear(x, layer.weight, layer.bias))
+        x = activate(graph, actor.body.activation, graph.linear(x, layer.weight, layer.bias))
     if actor.lstm is not None:
         x = graph("Add", x, cell(graph, actor.lstm, x))
     read_action(graph, actor, x)
@@ -65,6 +69,12 @@ def encode(policy: ActorPolicy, facts: Mapping[str, Any]) -> bytes:
     helper.set_model_props(model, texts)
     onnx.checker.check_model(model, full_check=True)
     return model.SerializeToString()
+
+
+def activate(graph: Graph, name: str, x: str) -> str:
+    if name == "silu":
+        return graph("Mul", x, graph("Sigmoid", x))
+    return graph({"tanh": "Tanh", "relu": "Relu", "elu": "Elu"}[name], x)
 
 
 def clip(graph: Graph, x: str, limit: float, gives: str = "") -> str:
@@ -87,15 +97,23 @@ def cell(graph: Graph, lstm: networks.LSTM, features: str) -> str:
 
 def read_action(graph: Graph, actor: networks.Actor, features: str) -> None:
     out = graph.linear(features, actor.mean.weight, actor.mean.bias)
-    if actor.log_std is not None:
+    if actor.log_std is not None and not isinstance(actor.log_std, Choices):
         clip(graph, graph("Tanh", out), 1.0, gives="action")
         graph("Identity", graph.constant(actor.log_std), gives="log_std")
         return
     graph("Identity", out, gives="logits")
-    index = graph("ArgMax", out, axis=1, keepdims=0)
+    several = isinstance(actor.log_std, Choices)
+    sizes = actor.log_std.sizes if isinstance(actor.log_std, Choices) else (actor.mean.bias.shape[0],)
+    pieces = [f"logits_{k}" for k in range(len(sizes))] if several else [out]
+    if several:
+        graph.nodes.append(helper.make_node("Split", [out, graph.constant(sizes, np.int64)], pieces, axis=1))
+    chosen = [graph("ArgMax", piece, axis=1, keepdims=int(several)) for piece in pieces]
+    index = graph("Concat", *chosen, axis=1) if several else chosen[0]
     graph("Cast", index, gives="index", to=TensorProto.INT32)
-    depth = graph.constant(actor.mean.bias.shape[0], np.int64)
-    graph("OneHot", index, depth, graph.constant([0.0, 1.0]), axis=1, gives="action")
+    flat = [graph("Squeeze", c, graph.constant([1], np.int64)) for c in chosen] if several else chosen
+    pairs = zip(flat, sizes, strict=True)
+    hot = [graph("OneHot", c, graph.constant(n, np.int64), graph.constant([0.0, 1.0]), axis=1) for c, n in pairs]
+    graph("Concat", *hot, axis=1, gives="action")
 
 
 def give_action(graph: Graph, form: Mapping[str, Any]) -> None:

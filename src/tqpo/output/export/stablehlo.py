@@ -45,10 +45,11 @@ def step(policy: ActorPolicy, inputs: dict[str, Array]) -> dict[str, Array]:
     mean, log_std, memory, _ = networks.act(actor, x, memory, *before)
     action = distribution.sample(mean, log_std, jnp.zeros_like(mean))
     outputs = {"action": jnp.clip(action, -1.0, 1.0)}
-    if log_std is not None:
+    if isinstance(log_std, jax.Array):
         outputs["log_std"] = log_std
     else:
-        outputs |= {"index": jnp.argmax(action, -1).astype("int32"), "logits": mean}
+        index = to_env(action, sizes=log_std.sizes if log_std else None)
+        outputs |= {"index": index.astype("int32"), "logits": mean}
     return outputs if memory is None else outputs | {"h_next": memory.h, "c_next": memory.c}
 
 
@@ -57,6 +58,6 @@ def give_action(form: Mapping[str, Any] | None, outputs: dict[str, Array]) -> di
     if form is None:
         return outputs
     if "start" in form:
-        return outputs | {"env_action": form["start"] + outputs["index"]}
+        return outputs | {"env_action": jnp.asarray(form["start"], "int32") + outputs["index"]}
     low, high = jnp.array(form["low"], "float32"), jnp.array(form["high"], "float32")
     return outputs | {"env_action": to_env(outputs["action"], low, high)}

@@ -1,10 +1,11 @@
-"""Actor-critics: a tanh MLP, and a tanh MLP with an LSTM beside it whose output is added to the features.
+"""Actor-critics: an MLP, and an MLP with an LSTM beside it whose output is added to the features.
 
     mlp   obs ─▶ body ─▶ tanh mean              obs ─▶ critic body ─▶ heads
     lstm  obs ─▶ body ─┬──────────────▶ + ─▶ tanh mean, heads
                        └▶ LSTM(features, previous action, previous reward) ─▲
 
-The log standard deviation is a free vector; without one the mean is not squashed and holds the logits of a choice. What
+A body may begin with a trunk of its own (`trunks`). The log standard deviation is a free vector; without one the mean is
+not squashed and holds the logits of a choice, or of several. What
 the heads mean is their user's business: a `Head` has a name, a shape, an activation and a trunk. An `Actor`
 is all that acting needs; it can be stored and loaded alone.
 
@@ -21,6 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from tqpo.errors import ConfigError
+from tqpo.maths.distribution import Choices
+from tqpo.networks import trunks as own_trunks
 from tqpo.types import Array, Key
 
 ACTIVATIONS = {
@@ -29,6 +32,7 @@ ACTIVATIONS = {
     "sigmoid": jax.nn.sigmoid,
     "4sigmoid": lambda x: 4 * jax.nn.sigmoid(x),
 }
+LAYERS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "elu": jax.nn.elu, "silu": jax.nn.silu}
 TRUNKS = ("critic", "own")
 ALIGNED = 8  # a GPU's fast matrix kernels want inner sizes that are multiples of this
 
@@ -60,12 +64,16 @@ class NetworkSpec:
     hidden: tuple[int, ...] = (128, 128)  # the LSTM is as wide as the last, since its output is added to it
     init: str = "orthogonal"  # or "torch": U(±1/√fan_in), PyTorch's default
     init_log_std: float = 0.0  # log of the actions' standard deviation at the start
+    activation: str = "tanh"  # of the layers: tanh, relu, elu or silu
+    trunk: str | None = None  # what comes before them: cnn for pictures, or module:Class of your own
 
     def __post_init__(self):
         if self.kind not in ("mlp", "lstm"):
             raise ConfigError(f"network kind = {self.kind!r}: mlp or lstm")
         if self.init not in ("orthogonal", "torch"):
             raise ConfigError(f"network init = {self.init!r}: orthogonal or torch")
+        if self.activation not in LAYERS:
+            raise ConfigError(f"activation = {self.activation!r}: one of {', '.join(LAYERS)}")
         if not self.hidden or min(self.hidden) < 1:
             raise ConfigError(f"network hidden = {self.hidden}: at least one positive layer size")
 
@@ -80,11 +88,15 @@ class Linear(eqx.Module):
 
 class MLP(eqx.Module):
     layers: tuple[Linear, ...]
+    activation: str = eqx.field(static=True, default="tanh")
 
     def __call__(self, x: Array) -> Array:
         for layer in self.layers:
-            x = jnp.tanh(layer(x))
+            x = LAYERS[self.activation](layer(x))
         return x
+
+
+Body = MLP | own_trunks.Fronted
 
 
 class Memory(NamedTuple):
@@ -111,22 +123,22 @@ class LSTM(eqx.Module):
 
 
 class Actor(eqx.Module):
-    body: MLP
+    body: Body
     lstm: LSTM | None
     mean: Linear
-    log_std: Array | None  # [A]; None: `mean` gives the logits of a choice
+    log_std: Array | Choices | None  # [A]; None or `Choices`: `mean` gives the logits of a choice, or of several
 
 
 class Network(eqx.Module):
     actor: Actor
-    trunks: dict[str, MLP]  # "critic" (mlp only: an lstm's heads read the actor's features), "own"
+    trunks: dict[str, Body]  # "critic" (mlp only: an lstm's heads read the actor's features), "own"
     readouts: dict[str, Linear]  # one per trunk in use: all heads of a trunk are one product
     heads: tuple[tuple[str, Head], ...] = eqx.field(static=True)
 
 
 class Outputs(NamedTuple):
     mean: Array  # [..., A]
-    log_std: Array | None  # [A]
+    log_std: Array | Choices | None  # [A]
     heads: dict[str, Array]  # name → [..., *head.shape]
 
 
@@ -137,13 +149,18 @@ def make_network(
     action_size: int,
     heads: Mapping[str, Head],
     discrete: bool = False,
+    obs_shape: tuple[int, ...] = (),
+    choices: tuple[int, ...] = (),
 ) -> Network:
-    """Fresh weights."""
+    """Fresh weights. A trunk of its own sees the first of the observations, in `obs_shape`; `choices` are the sizes of
+    several discrete actions."""
     keys = iter(jax.random.split(key, 8))
     width = spec.hidden[-1]
-    log_std = None if discrete else jnp.full(action_size, spec.init_log_std, float)
+    obs_shape = obs_shape or (obs_size,)
+    free = jnp.full(action_size, spec.init_log_std, float)
+    log_std = free if not discrete else Choices(choices) if len(choices) > 1 else None
     actor = Actor(
-        body=_mlp(next(keys), obs_size, spec),
+        body=_body(next(keys), obs_size, obs_shape, spec),
         lstm=_lstm(next(keys), width + action_size + 1, width) if spec.kind == "lstm" else None,
         mean=_linear(next(keys), width, action_size, spec.init, gain=0.01),
         log_std=log_std,
@@ -151,9 +168,9 @@ def make_network(
     used = {head.trunk for head in heads.values()}
     trunks = {}
     if spec.kind == "mlp" and "critic" in used:
-        trunks["critic"] = _mlp(next(keys), obs_size, spec)
+        trunks["critic"] = _body(next(keys), obs_size, obs_shape, spec)
     if "own" in used:
-        trunks["own"] = _mlp(next(keys), obs_size, spec)
+        trunks["own"] = _body(next(keys), obs_size, obs_shape, spec)
     readouts = {}
     for trunk in (t for t in TRUNKS if t in used):
         size = sum(head.size for head in heads.values() if head.trunk == trunk)
@@ -171,7 +188,7 @@ def initial_memory(actor: Actor, batch: tuple[int, ...]) -> Memory | None:
 
 def act(
     actor: Actor, obs: Array, memory: Memory | None, prev_action: Array, prev_reward: Array
-) -> tuple[Array, Array | None, Memory | None, Array]:
+) -> tuple[Array, Array | Choices | None, Memory | None, Array]:
     """One step: mean, log_std, the memory after it, and the features that `read_heads` takes."""
     features = actor.body(obs)
     if actor.lstm is not None and memory is not None:
@@ -198,7 +215,7 @@ def unroll(network: Network, obs: Array, context: Context | None, memory: Memory
 def _mean(actor: Actor, features: Array) -> Array:
     """The tanh mean of an action, or the logits of a choice."""
     out = actor.mean(features)
-    return out if actor.log_std is None else jnp.tanh(out)
+    return out if actor.log_std is None or isinstance(actor.log_std, Choices) else jnp.tanh(out)
 
 
 def read_heads(network: Network, obs: Array, features: Array | None) -> dict[str, Array]:
@@ -317,11 +334,20 @@ def _linear(key: Key, size_in: int, size_out: int, init: str, gain: float) -> Li
     )
 
 
+def _body(key: Key, obs_size: int, obs_shape: tuple[int, ...], spec: NetworkSpec) -> Body:
+    if spec.trunk is None:
+        return _mlp(key, obs_size, spec)
+    key, own = jax.random.split(key)
+    arrays, fixed, features = own_trunks.make(own, spec.trunk, obs_shape)
+    past = obs_size - int(np.prod(obs_shape))
+    return own_trunks.Fronted(arrays, fixed, obs_shape, _mlp(key, features + past, spec))
+
+
 def _mlp(key: Key, obs_size: int, spec: NetworkSpec) -> MLP:
     sizes = (obs_size, *spec.hidden)
     keys = jax.random.split(key, len(spec.hidden))
     pairs = zip(keys, sizes[:-1], sizes[1:], strict=True)
-    return MLP(tuple(_linear(k, a, b, spec.init, gain=np.sqrt(2)) for k, a, b in pairs))
+    return MLP(tuple(_linear(k, a, b, spec.init, gain=np.sqrt(2)) for k, a, b in pairs), spec.activation)
 
 
 def _lstm(key: Key, size_in: int, width: int) -> LSTM:
