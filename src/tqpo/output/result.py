@@ -95,7 +95,9 @@ def result_of(run: str | os.PathLike) -> Result | None:
 
 
 def comparison(runs: Sequence[str | os.PathLike]) -> Comparison:
-    found = {os.fspath(run): result_of(run) for run in runs}
-    if missing := [run for run, result in found.items() if result is None]:
-        raise TqpoError(f"{missing[0]} has no evaluation: tqpo.evaluate({missing[0]!r}) makes one")
-    return Comparison(result for result in found.values() if result is not None)
+    found = []
+    for run in map(os.fspath, runs):
+        if (result := result_of(run)) is None:
+            raise TqpoError(f"{run} has no evaluation: tqpo.evaluate({run!r}) makes one")
+        found.append(result)
+    return Comparison(found)
