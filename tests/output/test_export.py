@@ -154,7 +154,7 @@ def test_several_choices_and_other_activations(to):
         expected, _ = loaded.predict(obs, deterministic=True)
         assert expected.shape == (10, 2)
         np.testing.assert_array_equal(found["env_action"], expected)
-        np.testing.assert_array_equal(np.asarray(found["index"]) + [0, 5], expected)
+        np.testing.assert_array_equal(found["index"] + np.array([0, 5]), expected)
         np.testing.assert_array_equal(found["action"].sum(-1), 2.0)
         ports = {p["name"]: p["shape"] for p in card.signature(policy, form)["outputs"]}
         assert ports["env_action"] == ports["index"] == ["batch", 2]
