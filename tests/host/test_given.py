@@ -61,7 +61,7 @@ def test_an_environment_in_jax_is_given_as_itself():
     assert Job(task=task_of(env)).env() is env
 
 
-def test_what_is_no_environment_is_refused():
+def test_what_is_no_environment_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="a int is no environment"):
         task_of(3)
     with pytest.raises(ConfigError, match="is a vector of environments: give a function of num_envs"):
@@ -72,7 +72,7 @@ def test_what_is_no_environment_is_refused():
         task_of(stuck)
     spec = {"vector": "async", "settings": SMALL} | FEW
     with pytest.raises(EnvError, match=r"cannot be sent to another process .* use vector = sync"):
-        tqpo.train(lambda held=stuck: fakes.Counter(), out="/nowhere", **spec)
+        tqpo.train(lambda held=stuck: fakes.Counter(), out=tmp_path / "run", **spec)
 
 
 def test_another_program_must_be_given_what_has_no_name(tmp_path, monkeypatch):
