@@ -96,8 +96,8 @@ def result_of(run: str | os.PathLike) -> Result | None:
 
 def comparison(runs: Sequence[str | os.PathLike]) -> Comparison:
     found = []
-    for run in map(os.fspath, runs):
+    for run in runs:
         if (result := result_of(run)) is None:
-            raise TqpoError(f"{run} has no evaluation: tqpo.evaluate({run!r}) makes one")
+            raise TqpoError(f"{run} has no evaluation: tqpo.evaluate({os.fspath(run)!r}) makes one")
         found.append(result)
     return Comparison(found)
