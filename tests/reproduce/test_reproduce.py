@@ -174,7 +174,7 @@ def test_tables(finished, capsys):
 def test_tables_figures_and_page_on_disk(finished, tmp_path, monkeypatch, capsys):
     """`tables` writes into its folder, and into a page only if that is named."""
     plan = finished
-    old = f"before\n{document.BEGIN}\nold\n{document.END}\nafter\n"
+    old = f"before\n{document.begin(plan.out)}\nold\n{document.END}\nafter\n"
     page = tmp_path / "docs" / "reproduction.md"
     page.parent.mkdir()
     page.write_text(old)
@@ -189,11 +189,28 @@ def test_tables_figures_and_page_on_disk(finished, tmp_path, monkeypatch, capsys
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
     assert "old" not in text
-    assert "MuJoCo as the judge" in text
+    assert "**Table 1" in text
+    assert "MuJoCo as the judge" not in text  # in the folder only
     code, _, err = call(monkeypatch, capsys, "reproduce", "figures", "--out", plan.out, "--page", "no.md")
     assert (code, "no.md lacks the marks" in err) == (2, True)
     with pytest.raises(ConfigError, match="holds no results"):
         document.write_all(tmp_path)
+
+
+def test_the_released_configuration_beside_the_paper_and_ours():
+    """Its table has the preset `paper` beside it; its readings are of one run each."""
+    name = "SimpleEnv-qcpo-90-paper"
+    folder = pathlib.Path(__file__).parents[2] / "results" / "paper"
+    ours = tables.load([folder / f"{name}.json"])
+    cell = ours[name] | {"settings": ours[name]["settings"] | {"preset": "released"}}
+    cell |= {"last_tenth": cell["last_tenth"] | {"return_mean_std": [9.0, 1.0], "return": [8.0, 10.0]}}
+    cell |= {"last_window": {"return": [7.0, 9.0], "safety_prob": [0.9, 1.0]}}
+    cell |= {"discounted": {"return": [0.5, 0.7], "safety_prob": [1.0, 1.0]}}
+    found = document.contents({"SimpleEnv-qcpo-90-released": cell}, {}, ours)
+    assert found["released"].rows[0][3:6] == ("8.6 ± 0.4", "15.8 ± 2.6", "9.0 ± 1.0")
+    assert found["readings"].rows[0][3:7] == ("8.6", "9.0", "8.0", "0.6")
+    assert found["readings"].rows[0][-2:] == ("95.0", "100.0")
+    assert not document.contents(ours, {})["released"].rows
 
 
 def test_the_judge_takes_cells_that_were_trained_again_only_where_it_must():

@@ -101,7 +101,7 @@ def against_paper(cells: Iterable[dict[str, Any]], title: str) -> Content:
 def table1(cells: Cells) -> Content:
     names = {c.name for c in TABLE1}
     extra = {"ppo-lag", "tqpo-baseline"}
-    ours = {n for n, c in cells.items() if c["settings"]["algo"] in extra or c["settings"]["preset"] != "paper"}
+    ours = {n for n, c in cells.items() if c["settings"]["algo"] in extra or c["settings"]["preset"] == "fast"}
     chosen = {name: cell for name, cell in cells.items() if name in names | ours}
     return against_paper(ordered(chosen), "Table 1, with PPO-Lagrangian and rows of ours: the last tenth of training")
 
@@ -109,6 +109,47 @@ def table1(cells: Cells) -> Content:
 def table2(cells: Cells) -> Content:
     chosen = {c.name: cells[c.name] for c in TABLE2 if c.name in cells}
     return against_paper(ordered(chosen), "Table 2, the ablations at 95 %: the last tenth of training")
+
+
+def released(cells: Cells, paper_preset: Cells) -> Content:
+    """As the authors' code has it, beside the paper and the `paper` preset."""
+    columns = ("task", "level", "algorithm", "R, paper", "`paper`", "`released`", "Pr, paper", "`paper`", "`released`")
+    rows = []
+    for cell in (c for c in ordered(cells) if c["settings"]["preset"] == "released" and c["published"]):
+        s, published = cell["settings"], cell["published"]
+        other = paper_preset.get(f"{s['task']}-{s['algo']}-{100 * s['safety']:g}-paper")
+        lasts = [c["last_tenth"] if c else None for c in (other, cell)]
+        reward = [plus_minus(x["return_mean_std"], "{:.1f}") if x else "–" for x in lasts]
+        safe = [plus_minus(percent(x["safety_prob_mean_std"]), "{:.1f}") if x else "–" for x in lasts]
+        printed = (
+            plus_minus(published["episode_return"], "{:g}"),
+            plus_minus(percent(published["safety_prob"]), "{:.0f}"),
+        )
+        task, level, name = heading(cell)
+        name = name.replace(", released preset", "")
+        rows.append(
+            (task, level, name, printed[0], *reward, printed[1], *safe, each(cell["last_tenth"]["safety_prob"]))
+        )
+    title = "The released code's configuration: the last tenth of training"
+    return Content(title, (*columns, "Pr of each seed"), rows)
+
+
+def readings(cells: Cells) -> Content:
+    """Ways to read the paper's R and Pr, all of the same runs."""
+    ways = ("last tenth", "last 100 episodes", "discounted, fresh")
+    columns = ("task", "level", "algorithm", "R, paper", *ways, "Pr, paper", *ways)
+    rows = []
+    for cell in (c for c in ordered(cells) if c["published"]):
+        curves = cell["curves"]
+        window = {"return": curves["return_mean"][-1], "safety_prob": curves["safety_prob"][-1]}
+        found = [cell["last_tenth"], cell.get("last_window", window), cell.get("discounted")]
+        mean = {k: [sum(x[k]) / len(x[k]) if x else None for x in found] for k in ("return", "safety_prob")}
+        reward = ["–" if x is None else f"{x:.1f}" for x in mean["return"]]
+        safe = ["–" if x is None else f"{100 * x:.1f}" for x in mean["safety_prob"]]
+        published = cell["published"]
+        printed = f"{published['episode_return'][0]:g}", f"{100 * published['safety_prob'][0]:.0f}"
+        rows.append((*heading(cell), printed[0], *reward, printed[1], *safe))
+    return Content("Readings of R and Pr, means over seeds", columns, rows)
 
 
 def protocols(cells: Cells) -> Content:
