@@ -63,14 +63,14 @@ class Certify:
 
     def _certify(self, path: pathlib.Path) -> None:
         from tqpo import store
-        from tqpo.training import certificates
+        from tqpo.training import certificates, choose
 
         asked = certificates.Asked(self.safety, self.cost_limit, self.confidence, self.max_episodes, self.physics)
         runs = runs_in(path)
         entries: dict[str, list[dict[str, Any]]] = {}
         for name, place in runs.items():
             with progress(f"certifying {name}", hidden=False) as tick, store.open_run(place) as folder:
-                entries[name] = certificates.certify_run(folder, asked, self.seed, tick)
+                entries[name] = choose.certify(folder, asked, self.seed, tick)
         show([entry for part in entries.values() for entry in part])
         print(self._write(path, runs, entries))
 

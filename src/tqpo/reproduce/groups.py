@@ -11,7 +11,7 @@ import pathlib
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,9 +29,9 @@ from tqpo.sweep.cluster import Runner
 from tqpo.sweep.progress import JobsProgress
 from tqpo.sweep.work import when_free
 from tqpo.training import loop
-from tqpo.training.choose import Choice, choose, keep_certificates
+from tqpo.training.choose import Choice, at_positions, choose, keep_certificates
 from tqpo.training.evaluations import evaluation_key
-from tqpo.training.job import agree, plain, together
+from tqpo.training.job import agree, has_dial, plain, together
 from tqpo.training.policies import policies_of, save_policies
 from tqpo.training.program import Chunk, Group, init_group, take_run
 
@@ -135,6 +135,8 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
             own, chosen = {}, {}
             for j, seed in enumerate(plan.seeds):
                 candidates = {i: take_run(policies, k * len(plan.seeds) + j) for i, policies in snapshots.items()}
+                if has_dial(plan.prepare(cell).config):
+                    candidates = at_positions(candidates[iterations])
                 chosen[seed] = choose_one(plan, cell, candidates, seed)
                 own[seed] = candidates[chosen[seed].label]
             keep_policies(plan, cell, own, chosen)
@@ -163,7 +165,7 @@ def open_group(plan: Plan, cells: Sequence[Cell], group: Group) -> tuple[store.R
     return store.create(path, settings), loop.Position(init_group(group))
 
 
-def choose_one(plan: Plan, cell: Cell, candidates: dict[int, ActorPolicy], seed: int) -> Choice:
+def choose_one(plan: Plan, cell: Cell, candidates: Mapping[Any, ActorPolicy], seed: int) -> Choice:
     """The snapshot of a seed that is kept. The last one of a plan without a choice is kept as it is, not tested."""
     if len(candidates) == 1:
         return Choice(next(iter(candidates)), None)

@@ -10,7 +10,7 @@ The file is `{"format", "certificates": [entry, …], "sha256"}`, sealed with it
 | `episodes`, `return_mean`, `seconds` | of the whole test |
 | `environment` | task, its settings, physics, actions, and the limits that the policy's budget starts at if it sees one |
 | `keys` | the root and what is folded into it: the key of the test's episodes |
-| `policy` | run, seed, folder, and the SHA-256 of the files that make it |
+| `policy` | run, seed, folder, the SHA-256 of the files that make it, and where its dial stood if it has one |
 | `choice` | where the policy was chosen: the pilot of every candidate and every test, in order |
 | `provenance` | commit, versions, hardware |
 """
@@ -290,6 +290,8 @@ def refuse_rerun(entry: Mapping[str, Any], folder: store.Run, tick: Closing | No
     """Why its episodes, run again, end otherwise."""
     prepared, rows = prepared_of(folder.config), entry["claims"]
     _, policy = load_policy(folder, entry["policy"]["seed"])
+    position = entry["policy"].get("position")
+    policy = policy if position is None else policy.at(position)
     limits = entry["environment"]["budget_starts_at"]
     env = with_limits(prepared.env, tuple(limits)) if limits else prepared.env
     claims: list[Claim] = [certificate.claim_of(row) for row in rows]

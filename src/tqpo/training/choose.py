@@ -5,6 +5,7 @@ fails (`maths.sequential.fixed_sequence`). So with the stated confidence the kep
 there were to choose from. No evaluation uses these episodes.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,17 +14,28 @@ import jax
 from tqpo import store
 from tqpo.algorithms.settings import Constraint
 from tqpo.errors import StoreError
-from tqpo.evaluation.certificate import CONFIDENCE, claims_of, describe, examine
+from tqpo.evaluation.certificate import CONFIDENCE, Closing, claims_of, describe, examine
 from tqpo.evaluation.episodes import ActorPolicy, Policy, Totals
-from tqpo.evaluation.fresh import fresh_episodes, stream
+from tqpo.evaluation.fresh import check_physics, fresh_episodes, stream
 from tqpo.maths import sequential, statistics
-from tqpo.training.certificates import Asked, Pilot, add_certificates, entry_of, key_of, testing_order
-from tqpo.training.job import Prepared
-from tqpo.training.policies import save_policies
+from tqpo.training.certificates import (
+    Asked,
+    Pilot,
+    add_certificates,
+    certify_policy,
+    certify_run,
+    entry_of,
+    key_of,
+    testing_order,
+    with_limits,
+)
+from tqpo.training.job import Prepared, has_dial, prepared_of
+from tqpo.training.policies import load_policies, load_policy, save_policies
 from tqpo.training.progress import Say
 
 PILOT_SEED = 2_000_003  # these episodes share no key with training or evaluation
 TEST_SEED = 4_000_037  # nor these with any of them
+POSITIONS = tuple(round(i / 6, 3) for i in range(-6, 7))  # of a dial
 MEANS_CONFIDENCE = 0.9  # two-sided, with which the pilot must keep a bound on a mean: no certificate covers it
 
 
@@ -46,14 +58,16 @@ def choose_policies(folder: store.Run, prepared: Prepared, final: ActorPolicy, l
     if len(snapshots) > 1:
         order = f"{prepared.selection_episodes} episodes each put them in order"
         say(f"choosing among {len(snapshots)} snapshots: {order}, at most {most:,} test them …")
-    chosen, facts = [], []
+    chosen, kept, facts = [], [], []
     for place, seed in enumerate(prepared.job.seeds):
         own = {i: jax.tree.map(lambda x, at=place: x[at], policies) for i, policies in snapshots.items()}
+        own = at_positions(own[last]) if has_dial(prepared.config) else own
         choice = choose(prepared, own, seed, prepared.selection_episodes, most)
         chosen.append(choice)
-        facts.append({"seed": seed, "iteration": choice.label})
-        say(f"seed {seed}: the policy of iteration {choice.label} of {last} is kept{outcome(choice)}")
-    kept = [jax.tree.map(lambda x, at=place: x[at], snapshots[choice.label]) for place, choice in enumerate(chosen)]
+        kept.append(own[choice.label])
+        facts.append({"seed": seed, "iteration": last if has_dial(prepared.config) else choice.label})
+        what = f"its dial at {choice.label:+g}" if has_dial(prepared.config) else f"iteration {choice.label} of {last}"
+        say(f"seed {seed}: the policy of {what} is kept{outcome(choice)}")
     save_policies(folder, prepared, jax.tree.map(lambda *x: jax.numpy.stack(x), *kept), facts)
     keep_certificates(folder, prepared, dict(zip(prepared.job.seeds, chosen, strict=True)))
 
@@ -62,10 +76,45 @@ def keep_certificates(folder: store.Run, prepared: Prepared, chosen: Mapping[int
     """Writes what was found of each seed's policy, once the policies are saved."""
     limits = tuple(float(c.limit) for c in prepared.asked if c.kind == "quantile")
     entries = [
-        entry_of(folder, prepared, seed, c.found, c.keys, c.most, limits) for seed, c in chosen.items() if c.found
+        at_label(entry_of(folder, prepared, seed, c.found, c.keys, c.most, limits), prepared, c)
+        for seed, c in chosen.items()
+        if c.found
     ]
     if entries:
         add_certificates(folder, entries)
+
+
+def at_positions(policy: ActorPolicy) -> dict[float, ActorPolicy]:
+    """A policy with its dial at each of its positions."""
+    return {position: policy.at(position) for position in POSITIONS}
+
+
+def at_label(entry: dict[str, Any], prepared: Prepared, choice: Choice) -> dict[str, Any]:
+    """An entry that says where the dial stood, if there is one."""
+    position = {"position": choice.label} if has_dial(prepared.config) else {}
+    return entry | {"policy": entry["policy"] | position}
+
+
+def certify(folder: store.Run, asked: Asked, seed: int | None = None, tick: Closing | None = None) -> list[dict]:
+    """An entry for each seed's policy, or for one. Of a policy with a dial, the best position is found on the way."""
+    prepared = prepared_of(folder.config)
+    if not has_dial(prepared.config):
+        return certify_run(folder, asked, seed, tick)
+    check_physics(prepared.env, asked.physics, prepared.job.task)
+    constraints, most = asked.constraints(prepared), asked.most(prepared)
+    limits = tuple(float(c.limit) for c in constraints)
+    config = dataclasses.replace(prepared.config, constraints=constraints)
+    asking = dataclasses.replace(prepared, env=with_limits(prepared.env, limits), config=config)
+    entries = []
+    for s, policy in (load_policies(folder) if seed is None else dict([load_policy(folder, seed)])).items():
+        own = at_positions(policy)
+        choice = choose(asking, own, s, prepared.selection_episodes, most, asked.confidence)
+        if asked.physics == "jax" and choice.found:
+            entry = entry_of(folder, prepared, s, choice.found, choice.keys, choice.most, limits)
+        else:
+            entry = certify_policy(folder, prepared, s, own[choice.label], asked, tick)
+        entries.append(at_label(entry, prepared, choice))
+    return entries
 
 
 def outcome(choice: Choice) -> str:

@@ -61,7 +61,8 @@ def template(description: Mapping[str, Any]) -> ActorPolicy:
         spaces = {name: tuple(description.get(name) or ()) for name in ("obs_shape", "choices")}
         discrete = bool(description.get("discrete", False))
         actor = networks.make_network(key, spec, obs, action, {}, discrete=discrete, **spaces).actor
-        return ActorPolicy(actor, Moments(*(jax.numpy.zeros(s) for s in ((obs,), (obs,), ()))))
+        position = jax.numpy.zeros(()) if (description.get("budget") or {}).get("dial") else None
+        return ActorPolicy(actor, Moments(*(jax.numpy.zeros(s) for s in ((obs,), (obs,), ()))), position)
 
     return eqx.filter_eval_shape(jax.vmap(build), jax.random.split(jax.random.key(0), runs))
 

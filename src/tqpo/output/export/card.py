@@ -180,7 +180,12 @@ def certificate_lines(certificates: list[dict[str, Any]]) -> list[str]:
     """Every claim that was put to the test, with the policy it is about."""
     if not certificates:
         return []
-    rows = [f"- {row['sentence']} ({c['environment']['physics']} physics)" for c in certificates for row in c["claims"]]
+    rows = [
+        f"- {row['sentence']} ({c['environment']['physics']} physics"
+        + (f", `position` {c['policy']['position']:+g})" if "position" in c["policy"] else ")")
+        for c in certificates
+        for row in c["claims"]
+    ]
     digest = certificates[0]["policy"]["sha256"]["policy.safetensors"]
     about = f"Of sampled actions of the policy whose `policy.safetensors` has the SHA-256 `{digest}`."
     return ["## Certificate", "\n".join(rows), about]
@@ -195,11 +200,12 @@ def budget_lines(budget: Mapping[str, Any] | None) -> list[str]:
     limits = ", ".join(
         f"{budget['cost_names'][k]}: d = {limit:g}" for k, limit in zip(shown.channels, shown.limits, strict=True)
     )
+    dial = " `position` is where the dial stands, from −1 to 1: see the certificates." if shown.dial else ""
     time = f" `time_left` is 1 − t/{shown.horizon} after t steps." if shown.horizon is not None else ""
     return [
         f"`budget` holds {', '.join(names)}, for the limits {limits}. With C the episode's cost so far (0 at its start, "
         f"the cost of every step added): `remaining` is (d − C)/d clipped to [-1, 1], `lost` is 1 where C > d, "
-        f"`nearness` is 1 − 4·(d − C)/d clipped to [0, 1].{time} A policy that is not told its cost acts as if its "
+        f"`nearness` is 1 − 4·(d − C)/d clipped to [0, 1].{time}{dial} A policy that is not told its cost acts as if its "
         "budget were full: its safety above does not hold then."
     ]
 
