@@ -18,7 +18,7 @@ from tqpo.host.reference import GYM, copies_of, is_factory, is_reference, task_o
 from tqpo.output.conclude import PAGE, conclude, judge, write_page
 from tqpo.output.result import Comparison, Result, comparison
 from tqpo.training import loop
-from tqpo.training.certificates import of_training, verdict_of
+from tqpo.training.certificates import of_training, positions_of, verdict_of
 from tqpo.training.evaluations import judged_by_mean
 from tqpo.training.job import Job, seeds_of
 from tqpo.training.policies import load_policy
@@ -135,8 +135,9 @@ def load(path: Path, seed: int | None = None, **own: Any) -> LoadedPolicy:
     """
     provide(path, **own)
     folder = store.open_run(path)
-    _, policy = load_policy(folder, seed)
-    return LoadedPolicy(policy, description=folder.load_policy()[1], deterministic=judged_by_mean(folder))
+    seed, policy = load_policy(folder, seed)
+    description, mean = folder.load_policy()[1], judged_by_mean(folder)
+    return LoadedPolicy(policy, description=description, deterministic=mean, positions=positions_of(folder, seed))
 
 
 def provide(path: Path, env: Any = None, cost_fn: Any = None, trunk: Any = None) -> None:

@@ -3,12 +3,17 @@
 import shutil
 
 import jobs
+import numpy as np
 import pytest
 
+import tqpo
 from tqpo import store
+from tqpo.errors import ConfigError
 from tqpo.training import certificates, choose, loop
 from tqpo.training.certificates import Asked
 from tqpo.training.policies import load_policies
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -37,5 +42,10 @@ def test_another_level_is_asked_of_the_same_run(run, tmp_path):
         certificates.add_certificates(folder, [entry])
         assert len(certificates.certificates_of(folder)) == 2
     assert entry["claims"][0]["safety"] == 0.97
+    policy = tqpo.load(path)
+    assert float(policy.at(0.95)._policy.position) == pytest.approx(entry["policy"]["position"])
+    assert policy.at(0.9).act(np.zeros(policy.obs_size)).shape == (2,)
+    with pytest.raises(ConfigError, match=r"no position of a dial is certified .*certify RUN --safety 0.99"):
+        policy.at(safety=0.99)
     assert entry["policy"]["position"] in choose.POSITIONS
     assert len(list(certificates.check(path / "certificate.json"))) == 2

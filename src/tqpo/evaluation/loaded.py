@@ -1,5 +1,6 @@
 """A trained policy outside of training: observations in, actions out, as NumPy arrays."""
 
+import copy
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from tqpo.algorithms.rollout import select
 from tqpo.envs.budget import Budget
-from tqpo.errors import ActionError
+from tqpo.errors import ActionError, ConfigError
 from tqpo.evaluation.episodes import ActorPolicy
 from tqpo.host.actions import to_env
 from tqpo.types import PyTree
@@ -41,8 +42,9 @@ class LoadedPolicy:
         seed: int = 0,
         description: Mapping[str, Any] | None = None,
         deterministic: bool = False,
+        positions: Mapping[float, float] | None = None,  # of the dial, by the safety they are certified at
     ):
-        self._policy, self.deterministic = policy, deterministic
+        self._policy, self.deterministic, self.positions = policy, deterministic, dict(positions or {})
         about = description or {}
         action, budget = about.get("action"), about.get("budget")
         self._budget = None if budget is None else Budget.of(budget)
@@ -59,6 +61,20 @@ class LoadedPolicy:
     def __repr__(self) -> str:
         kind = "mean" if self.deterministic else "sampled"
         return f"<a policy of {self.obs_size} observations; it acts with {kind} actions, as it was judged>"
+
+    def at(self, safety: float) -> "LoadedPolicy":
+        """The policy with its dial at the position that is certified at this level, or at the next higher one."""
+        enough = [level for level in self.positions if level >= safety]
+        if not enough:
+            known = ", ".join(f"{level:.4g}" for level in sorted(self.positions)) or "none"
+            advice = f"tqpo certify RUN --safety {safety:g} finds one"
+            raise ConfigError(
+                f"safety = {safety}: no position of a dial is certified at it (there are {known}); {advice}"
+            )
+        other = copy.copy(self)
+        other._policy = self._policy.at(self.positions[min(enough)])
+        other.reset()
+        return other
 
     def reset(self) -> None:
         """Forgets what it saw: a new episode begins."""

@@ -169,6 +169,17 @@ def certificates_of(folder: store.Run) -> list[dict[str, Any]]:
     return read(folder.path(CERTIFICATE)) if folder.path(CERTIFICATE).exists() else []
 
 
+def positions_of(folder: store.Run, seed: int) -> dict[float, float]:
+    """Where the dial of a seed's policy may stand, by the safety that is certified there for the limit of training."""
+    limits = [float(c["limit"]) for c in folder.config["derived"]["algorithm"]["constraints"]]
+    return {
+        entry["claims"][0]["safety"]: entry["policy"]["position"]
+        for entry in certificates_of(folder)
+        if entry["policy"]["seed"] == seed and "position" in entry["policy"] and entry["verdict"] == "certified"
+        if entry["environment"]["budget_starts_at"] == limits
+    }
+
+
 def of_training(folder: store.Run) -> list[dict[str, Any]]:
     """Those of the policies that training chose."""
     return [entry for entry in certificates_of(folder) if "choice" in entry]
