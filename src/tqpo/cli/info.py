@@ -17,7 +17,7 @@ class Tasks:
     """A task's name: prints the slices of its observation as a Markdown table."""
 
     def __call__(self) -> None:
-        from tqpo.envs import DESCRIPTIONS, make
+        from tqpo.envs import DESCRIPTIONS, TASKS, make
 
         if self.observation is not None:
             from tqpo.envs.observation import slice_table
@@ -26,8 +26,9 @@ class Tasks:
             return
         table = new_table("Tasks", ("task", "what to do", "cost sources", "observation", "steps"))
         for name, text in DESCRIPTIONS.items():
-            env = make(name)
-            table.add_row(name, text, ", ".join(env.cost_names[1:]), str(env.obs_size), str(env.max_steps))
+            config = TASKS[name]  # without making the task, which takes seconds to see that its objects fit
+            numbers = config.observation_table()[-1].stop, config.max_steps
+            table.add_row(name, text, ", ".join(config.sources), *map(str, numbers))
         wide_console().print(table)
 
 
