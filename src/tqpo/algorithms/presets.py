@@ -32,7 +32,7 @@ PAPER_LEARNER = LearnerConfig(
     clip=0.1,
     learning_rate=1e-4,
     adam_eps=1e-8,
-    max_grad_norm=1.0,  # the class default; the released repository lacks its configuration file (QCPO's says 1e4)
+    max_grad_norm=1.0,  # the class default; both released configuration files say 1e4 (`released`)
     value_coef=1.0,
     cost_value_coef=0.5,
 )
