@@ -32,9 +32,11 @@ from tqpo.training.certificates import (
 from tqpo.training.job import Prepared, has_dial, prepared_of
 from tqpo.training.policies import load_policies, load_policy, save_policies
 from tqpo.training.progress import Say
+from tqpo.types import Key
 
 PILOT_SEED = 2_000_003  # these episodes share no key with training or evaluation
 TEST_SEED = 4_000_037  # nor these with any of them
+ASKED_SEEDS = (5_000_011, 6_000_011)  # of pilot and test where another level is asked of a dial
 POSITIONS = tuple(round(i / 6, 3) for i in range(-6, 7))  # of a dial
 MEANS_CONFIDENCE = 0.9  # two-sided, with which the pilot must keep a bound on a mean: no certificate covers it
 
@@ -108,7 +110,7 @@ def certify(folder: store.Run, asked: Asked, seed: int | None = None, tick: Clos
     entries = []
     for s, policy in (load_policies(folder) if seed is None else dict([load_policy(folder, seed)])).items():
         own = at_positions(policy)
-        choice = choose(asking, own, s, prepared.selection_episodes, most, asked.confidence)
+        choice = choose(asking, own, s, prepared.selection_episodes, most, asked.confidence, ASKED_SEEDS)
         if asked.physics == "jax" and choice.found:
             entry = entry_of(folder, prepared, s, choice.found, choice.keys, choice.most, limits)
         else:
@@ -131,6 +133,7 @@ def choose(
     pilot_episodes: int,
     most: int,
     confidence: float = CONFIDENCE,
+    roots: tuple[int, int] = (PILOT_SEED, TEST_SEED),
 ) -> Choice:
     """The policy of a seed that is kept among labelled ones, in at most so many episodes of all tests together.
 
@@ -139,7 +142,7 @@ def choose(
     labels, claims = list(candidates), claims_of(prepared.asked, prepared.env.cost_names)
     claims = tuple(claim for claim in claims if len(claim.names) == 1)
     size = pilot_episodes if len(labels) > 1 else 0
-    pilots = [pilot(prepared, candidates[x], seed, size) if size else Pilot() for x in labels]
+    pilots = [pilot(prepared, candidates[x], key_of(roots[0], seed), size) if size else Pilot() for x in labels]
     order = [labels[i] for i in testing_order(pilots)]
     if not claims:
         return Choice(order[-1], None)
@@ -150,7 +153,7 @@ def choose(
         nonlocal left
         if not left:
             return False
-        keys = (TEST_SEED, seed, labels.index(label))
+        keys = (roots[1], seed, labels.index(label))
         parts = stream(prepared.env, candidates[label], key_of(*keys), left)
         found = describe(claims, examine(parts, claims, confidence, left, hasty=True), confidence)
         tests[label] = {"label": label, "keys": keys, "max_episodes": left} | found
@@ -189,9 +192,9 @@ def load_snapshots(
     return snapshots | {last: final}
 
 
-def pilot(prepared: Prepared, policy: Policy, seed: int, episodes: int) -> Pilot:
+def pilot(prepared: Prepared, policy: Policy, key: Key, episodes: int) -> Pilot:
     """How a policy does in fresh episodes, the same ones for all candidates of a seed."""
-    totals, _ = fresh_episodes(prepared.env, policy, key_of(PILOT_SEED, seed), episodes)
+    totals, _ = fresh_episodes(prepared.env, policy, key, episodes)
     bounded = [c for c in prepared.asked if c.kind == "quantile"]
     means = [c for c in prepared.asked if c.kind == "mean"]
     shares = [float((totals.costs[:, c.channel] <= float(c.limit)).mean()) for c in bounded]
