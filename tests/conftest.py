@@ -13,6 +13,18 @@ jax.config.update("jax_compilation_cache_dir", str(CACHE))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
+MAPPINGS = 20_000  # of memory, a third of what Linux allows a process; a compiled program has dozens
+
+
+@pytest.fixture(autouse=True, scope="module")
+def room_for_programs():
+    """Programs are given up after a module that leaves too many: a process that runs out of mappings dies."""
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > MAPPINGS:
+        jax.clear_caches()
+
+
 @pytest.fixture
 def x64():
     """Double precision for one test."""

@@ -128,7 +128,7 @@ class TestSpaces:
     def test_spaces_that_cannot_be_used_are_named(self):
         with pytest.raises(EnvError, match="needs finite bounds"):
             spec_of("unbounded")
-        with pytest.raises(EnvError, match="must be Box or Discrete"):
+        with pytest.raises(EnvError, match="must be Box, Discrete or MultiDiscrete"):
             Border(Box(-1, 1, (1,)), Tuple([Discrete(2)]))
         with pytest.raises(EnvError, match="has no fixed size"):
             Border(Sequence(Discrete(2)), Discrete(2))

@@ -139,7 +139,7 @@ def test_inline_figures_share_a_page():
 
 def test_every_run_has_its_label_and_colour():
     def run(path, goal="90%", task="SimpleEnv"):
-        job = SimpleNamespace(task=task, title="tqpo")
+        job = SimpleNamespace(task=task, name=task, title="tqpo")
         return SimpleNamespace(folder=pathlib.Path(path)), SimpleNamespace(job=job, goal=goal)
 
     def labels(*runs):
