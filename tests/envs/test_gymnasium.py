@@ -10,18 +10,14 @@ import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
+from tasks import most
 
 import tqpo
 from tqpo.envs import TASKS
 from tqpo.envs.gymnasium import SafetyGymnasium, TaskEnv
 from tqpo.errors import ActionError, ConfigError, LayoutError, RenderError, UnknownNameError
 
-ALIKE = {
-    "SafetyPointButton2",
-    "SafetyPointCircle0",
-    "SafetyPointCircle1",
-}  # differ from others in numbers of things alone
-EACH = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in TASKS]
+EACH = most(TASKS)
 PHYSICS = ("jax", "mujoco")
 SHORT = {"max_steps": 5}  # a DynamicEnv that ends soon
 COSTS = {"SimpleEnv": {"hazards", "buttons"}, "DynamicEnv": {"hazards"}, "GremlinEnv": {"hazards", "gremlins"}}

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from scipy.stats import ks_2samp
+from tasks import most
 
 from reference.original import TASKS as RECORDED
 from reference.original import UNIT, statistics, unpack
@@ -17,14 +18,14 @@ from tqpo.envs.mujoco import MujocoTask
 
 DATA = pathlib.Path(__file__).parents[1] / "data/safety-gymnasium.npz"
 SUITE = original.suite()
-HARD_TO_PLACE = {"Button1": pytest.mark.slow, "Button2": pytest.mark.slow}
+HARD_TO_PLACE = {"Button1", "Button2"}
 
 
 def test_every_task_of_the_suite_is_recorded():
     assert set(SUITE) == set(RECORDED)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=HARD_TO_PLACE.get(name, ())) for name in SUITE])
+@pytest.mark.parametrize("name", most(SUITE, "SafetyPoint"))
 def test_layouts_are_distributed_alike(name):
     """Two-sample Kolmogorov–Smirnov over 2,000 starts of each side; over fewer where few tries find room for all."""
     with np.load(DATA) as file:
@@ -46,10 +47,7 @@ def test_layouts_are_distributed_alike(name):
         assert ks_2samp(UNIT * np.round(ours[key] / UNIT), samples).pvalue > 1e-4, key
 
 
-SLOW = {"Button2": pytest.mark.slow}  # Button1 has everything that it has
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW.get(name, ())) for name in SUITE])
+@pytest.mark.parametrize("name", most(SUITE, "SafetyPoint"))
 def test_steps_are_those_of_the_original(name):
     """From the recorded states. Steps that touch a gremlin are left out: those differ between versions of MuJoCo.
 
@@ -75,6 +73,7 @@ def test_ten_thousand_random_steps_are_finite(name):
     assert np.any(step.obs != obs)
 
 
+@pytest.mark.slow
 def test_a_gremlin_is_pushed_against_a_button():
     """Robot, gremlin and button in a row, all overlapping a little, no other gremlin near: as MuJoCo solves it."""
     config = SUITE["Button1"]
