@@ -5,10 +5,12 @@ import pathlib
 import jobs
 import nbclient
 import nbformat
+import pytest
 
 NOTEBOOK = pathlib.Path(__file__).parents[1] / "examples" / "quickstart.ipynb"
 
 
+@pytest.mark.slow
 def test_the_quickstart_runs_and_shows_its_cards(tmp_path, monkeypatch):
     for name, value in jobs.environment().items():
         monkeypatch.setenv(name, value)

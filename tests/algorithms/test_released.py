@@ -31,6 +31,7 @@ def test_the_preset_released_is_the_released_code(algorithm):
     assert {"loss", "constraint_loss", "multiplier", "steps:multiplier", "episode_quantile"} <= set(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ["tqpo", "qcpo"])
 def test_the_listed_differences_are_the_only_ones(algorithm):
     """The preset `paper` differs in GAE, in the quantile's index and in the tilt's window, and in what follows from them."""

@@ -9,6 +9,7 @@ import jax
 import mujoco
 import numpy as np
 import pytest
+from tasks import most
 
 from reference.parity.episodes import stepper
 from reference.parity.one_step import pick, shake, velocities
@@ -23,10 +24,9 @@ COPIES, STEPS = 40, 40
 
 
 # These differ from another task in numbers of things alone; `python -m reference.parity` has them too.
-ALIKE = {"SafetyPointButton2", "SafetyPointCircle0", "SafetyPointCircle1"}
 
 
-@pytest.fixture(scope="module", params=[task for task in TASKS if task not in ALIKE])
+@pytest.fixture(scope="module", params=most(TASKS))
 def run(request):
     """Per step: states before it, actions, steps and states after it, [COPIES, …].
 

@@ -75,6 +75,7 @@ def test_what_is_no_environment_is_refused(tmp_path):
         tqpo.train(lambda held=stuck: fakes.Counter(), out=tmp_path / "run", **spec)
 
 
+@pytest.mark.slow
 def test_another_program_must_be_given_what_has_no_name(tmp_path, monkeypatch):
     mine, out = local_class(), tmp_path / "run"
 
@@ -101,12 +102,14 @@ def test_another_program_must_be_given_what_has_no_name(tmp_path, monkeypatch):
         tqpo.load(out, envv=mine)
 
 
+@pytest.mark.slow
 def test_a_name_needs_nothing_in_its_place(tmp_path):
     tqpo.train("CartPole-v1", cost_fn=lambda *_: 1.0, out=tmp_path / "run", settings=SMALL, **FEW)
     with pytest.raises(ConfigError, match="was trained with gym:CartPole-v1, and needs nothing in its place"):
         tqpo.evaluate(tmp_path / "run", env=fakes.Counter)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", ["tqpo", "budget"])
 def test_pictures_train_with_the_cnn(algo, tmp_path):
     settings = SMALL | {"trunk": "cnn", "activation": "relu"}
@@ -122,6 +125,7 @@ def test_pictures_train_with_the_cnn(algo, tmp_path):
     assert export.export(tmp_path / "run", "stablehlo")[0].exists()
 
 
+@pytest.mark.slow
 def test_several_choices_are_learned(tmp_path):
     """Random dials earn 1/2 + 1/3 in a step; both at their best earn 2. The action space refuses any other number."""
     settings = SMALL | {"n_steps": 64, "epochs": 4, "learning_rate": 0.01}

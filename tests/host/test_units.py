@@ -41,6 +41,7 @@ def test_costs_in_other_units_train_the_same_policy(algo, tmp_path):
             np.testing.assert_array_equal(values, many[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_scale_that_is_given_counts(tmp_path):
     given, usual = curves(tmp_path / "given", "tqpo", 1, cost_scale=40.0), curves(tmp_path / "usual", "tqpo", 1)
     np.testing.assert_array_equal(given["multiplier"], usual["multiplier"])  # 60 / 1.5

@@ -41,7 +41,7 @@ def heading(angle: np.ndarray) -> np.ndarray:
     return np.stack([np.cos(angle), np.sin(angle)], -1)
 
 
-@pytest.mark.parametrize("spheres", [0, 4])
+@pytest.mark.parametrize("spheres", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_kernels_push_as_xla_does(monkeypatch, spheres):
     """Interpreted in double precision; on a GPU the real kernels in single precision, as training uses them."""
     on_gpu = jax.default_backend() == "gpu"
@@ -57,7 +57,7 @@ def test_the_kernels_push_as_xla_does(monkeypatch, spheres):
     jax.tree.map(lambda x, y, atol: np.testing.assert_allclose(x, y, rtol=0, atol=atol), by_kernel, plain, tolerances)
 
 
-@pytest.mark.parametrize("spheres", [0, 4])
+@pytest.mark.parametrize("spheres", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_kernels_lower_for_a_gpu(monkeypatch, spheres):
     monkeypatch.setenv("TQPO_PHYSICS", "pallas")
     states = random_states(np.random.default_rng(0), spheres)
