@@ -29,9 +29,9 @@ from tqpo.sweep.cluster import Runner
 from tqpo.sweep.progress import JobsProgress
 from tqpo.sweep.work import when_free
 from tqpo.training import loop
-from tqpo.training.choose import Choice, at_positions, choose, keep_certificates
+from tqpo.training.choose import Choice, candidates_of, choose, iteration_of, keep_certificates
 from tqpo.training.evaluations import evaluation_key
-from tqpo.training.job import agree, has_dial, plain, together
+from tqpo.training.job import agree, plain, together
 from tqpo.training.policies import policies_of, save_policies
 from tqpo.training.program import Chunk, Group, init_group, take_run
 
@@ -134,13 +134,13 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
         for k, cell in enumerate(cells):
             own, chosen = {}, {}
             for j, seed in enumerate(plan.seeds):
-                candidates = {i: take_run(policies, k * len(plan.seeds) + j) for i, policies in snapshots.items()}
-                if has_dial(plan.prepare(cell).config):
-                    candidates = at_positions(candidates[iterations])
+                taken = {i: take_run(policies, k * len(plan.seeds) + j) for i, policies in snapshots.items()}
+                candidates = candidates_of(plan.prepare(cell), taken, iterations)
                 chosen[seed] = choose_one(plan, cell, candidates, seed)
                 own[seed] = candidates[chosen[seed].label]
             keep_policies(plan, cell, own, chosen)
-            facts = {"iterations_of_policies": {seed: choice.label for seed, choice in chosen.items()}}
+            prepared = plan.prepare(cell)
+            facts = {"iterations_of_policies": {s: iteration_of(prepared, c, iterations) for s, c in chosen.items()}}
             facts["certificates"] = {seed: brief(choice) for seed, choice in chosen.items()}
             checked[cell] = evaluate(plan, cell, own) | facts
         ended = time.perf_counter()
@@ -190,7 +190,8 @@ def keep_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], chos
     prepared = plan.prepare(cell, seeds)
     stacked = jax.tree.map(lambda *x: jax.numpy.stack(x), *(policies[seed] for seed in seeds))
     with store.create(path, prepared.describe()) as folder:
-        save_policies(folder, prepared, stacked, [{"seed": seed, "iteration": chosen[seed].label} for seed in seeds])
+        of = {seed: iteration_of(prepared, chosen[seed], prepared.iterations) for seed in seeds}
+        save_policies(folder, prepared, stacked, [{"seed": seed, "iteration": of[seed]} for seed in seeds])
         keep_certificates(folder, prepared, {seed: chosen[seed] for seed in seeds})
         folder.finish()
 

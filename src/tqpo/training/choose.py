@@ -63,11 +63,11 @@ def choose_policies(folder: store.Run, prepared: Prepared, final: ActorPolicy, l
     chosen, kept, facts = [], [], []
     for place, seed in enumerate(prepared.job.seeds):
         own = {i: jax.tree.map(lambda x, at=place: x[at], policies) for i, policies in snapshots.items()}
-        own = at_positions(own[last]) if has_dial(prepared.config) else own
+        own = candidates_of(prepared, own, last)
         choice = choose(prepared, own, seed, prepared.selection_episodes, most)
         chosen.append(choice)
         kept.append(own[choice.label])
-        facts.append({"seed": seed, "iteration": last if has_dial(prepared.config) else choice.label})
+        facts.append({"seed": seed, "iteration": iteration_of(prepared, choice, last)})
         what = f"its dial at {choice.label:+g}" if has_dial(prepared.config) else f"iteration {choice.label} of {last}"
         say(f"seed {seed}: the policy of {what} is kept{outcome(choice)}")
     save_policies(folder, prepared, jax.tree.map(lambda *x: jax.numpy.stack(x), *kept), facts)
@@ -89,6 +89,16 @@ def keep_certificates(folder: store.Run, prepared: Prepared, chosen: Mapping[int
 def at_positions(policy: ActorPolicy) -> dict[float, ActorPolicy]:
     """A policy with its dial at each of its positions."""
     return {position: policy.at(position) for position in POSITIONS}
+
+
+def candidates_of(prepared: Prepared, snapshots: Mapping[int, ActorPolicy], last: int) -> Mapping[Any, ActorPolicy]:
+    """What is chosen among: a seed's snapshots by iteration, or the positions of the last one's dial."""
+    return at_positions(snapshots[last]) if has_dial(prepared.config) else snapshots
+
+
+def iteration_of(prepared: Prepared, choice: Choice, last: int) -> int:
+    """The iteration that a kept policy is of."""
+    return last if has_dial(prepared.config) else choice.label
 
 
 def at_label(entry: dict[str, Any], prepared: Prepared, choice: Choice) -> dict[str, Any]:
