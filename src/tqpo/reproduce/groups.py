@@ -140,8 +140,10 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
                 own[seed] = candidates[chosen[seed].label]
             keep_policies(plan, cell, own, chosen)
             prepared = plan.prepare(cell)
-            facts = {"iterations_of_policies": {s: iteration_of(prepared, c, iterations) for s, c in chosen.items()}}
-            facts["certificates"] = {seed: brief(choice) for seed, choice in chosen.items()}
+            facts = {
+                "iterations_of_policies": {s: iteration_of(prepared, c, iterations) for s, c in chosen.items()},
+                "certificates": {s: brief(c) for s, c in chosen.items()},
+            }
             checked[cell] = evaluate(plan, cell, own) | facts
         ended = time.perf_counter()
         timing = {"runs": len(group), "first_chunk_s": first - begun, "train_s": trained - first}
