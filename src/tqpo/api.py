@@ -21,7 +21,7 @@ from tqpo.training import loop
 from tqpo.training.certificates import of_training, positions_of, verdict_of
 from tqpo.training.evaluations import judged_by_mean
 from tqpo.training.job import Job, seeds_of
-from tqpo.training.policies import load_policy
+from tqpo.training.policies import load_dial, load_policy
 
 Path = str | os.PathLike
 CostFn = Callable[..., Any] | str | None
@@ -137,7 +137,9 @@ def load(path: Path, seed: int | None = None, **own: Any) -> LoadedPolicy:
     folder = store.open_run(path)
     seed, policy = load_policy(folder, seed)
     description, mean = folder.load_policy()[1], judged_by_mean(folder)
-    return LoadedPolicy(policy, description=description, deterministic=mean, positions=positions_of(folder, seed))
+    dial = load_dial(folder, seed)
+    certified = {level: dial.at(at) for level, at in positions_of(folder, seed).items()} if dial else {}
+    return LoadedPolicy(policy, description=description, deterministic=mean, certified=certified)
 
 
 def provide(path: Path, env: Any = None, cost_fn: Any = None, trunk: Any = None) -> None:

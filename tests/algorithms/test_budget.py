@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from jobs import small_job
 from probes import Counter, result
 from scipy import stats
 
 from tqpo import algorithms, networks
-from tqpo.algorithms import budget, episodes, ppo, rollout
+from tqpo.algorithms import budget, episodes, rollout
 from tqpo.algorithms.presets import preset
 from tqpo.algorithms.rollout import Decision
 from tqpo.algorithms.settings import Constraint
@@ -301,28 +301,13 @@ def test_the_aim_falls_to_the_level_and_the_ramp_is_a_share_of_training():
         assert budget.progress(jnp.array(0), dataclasses.replace(config, **over)) == 1
 
 
-@settings(deadline=None, max_examples=20)
-@given(multiplier=st.floats(1e-3, 50), seed=st.integers(0, 99))
-def test_a_multiplier_by_step_is_the_multiplier_of_all_steps_where_it_is_the_same(multiplier, seed):
-    rng = np.random.default_rng(seed)
-    ratio, reward = jnp.array(rng.uniform(0.5, 1.5, 30)), jnp.array(rng.normal(size=30))
-    constraint = jnp.array(rng.normal(size=(30, 1)))
-    usual, _ = ppo.penalised_surrogate(ratio, reward, constraint, jnp.array([multiplier]), 0.2)
-    by_step = budget.weighed(reward, constraint, jnp.full(30, multiplier))
-    weighed, _ = ppo.penalised_surrogate(ratio, *by_step, jnp.ones(1), 0.2)
-    np.testing.assert_allclose(weighed, usual, rtol=1e-4, atol=1e-5)
-
-
-def test_the_dial_is_drawn_for_each_episode_seen_last_and_set_by_the_policy():
-    env = Budgeted(WIDE, dataclasses.replace(LIMIT, dial=True))
-    state, obs = jax.vmap(env.reset)(jax.random.split(jax.random.key(0), 200))
-    assert stats.kstest(np.asarray(obs[:, -1]), stats.uniform(-1, 2).cdf).pvalue > 0.01
-    state, step = jax.vmap(env.step)(state, jnp.zeros((200, 2)))
-    np.testing.assert_array_equal(step.obs[:, -1], obs[:, -1])
-    assert env.budget.names(("cost",))[-1] == "position"
-    config = preset("fast", "budget", dial=True)
-    low, high = (float(budget.dialled(jnp.array(at), jnp.array(1.0), config)) for at in (-1.0, 1.0))
-    np.testing.assert_allclose([low, high], np.exp([config.dial_low, config.dial_high]), rtol=1e-5)
+def test_with_a_dial_the_aim_passes_every_level_of_the_path_and_only_falls():
+    config = preset("fast", "budget-dial", iterations=1000)
+    aims = np.array([float(budget.path(jnp.array(k), config)) for k in range(0, 1001, 10)])
+    assert np.all(np.diff(aims) < 0)
+    for share, aim in budget.PATH:
+        np.testing.assert_allclose(budget.path(jnp.array(1000 * share), config), aim, rtol=1e-4)
+    assert budget.path(jnp.array(5000), config) == aims[-1]
 
 
 def test_the_control_by_hand_and_its_integral_cannot_wind_up():

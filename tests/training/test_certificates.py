@@ -20,7 +20,7 @@ from tqpo.evaluation import certificate
 from tqpo.evaluation.certificate import claims_of
 from tqpo.maths import sequential
 from tqpo.store import sealed
-from tqpo.training import certificates, choose, evaluations, loop
+from tqpo.training import certificates, choose, evaluations, job, loop
 from tqpo.training.certificates import Asked, CertificateError, certify_run
 from tqpo.training.job import Job
 from tqpo.training.loop import Options
@@ -261,7 +261,7 @@ class TestCommands:
             assert (code, message in err) == (2, True), err
 
     def test_training_that_must_be_certified(self, monkeypatch, capsys, tmp_path):
-        monkeypatch.setattr(certificates, "MAX_EPISODES", 300)
+        monkeypatch.setattr(job, "TEST_EPISODES", 300)
         words = jobs.arguments(tmp_path / "run")
         words[words.index("--seeds") + 1] = "1"
         code, out, _ = call(

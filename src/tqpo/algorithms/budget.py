@@ -33,8 +33,11 @@ Stooke et al. (2020), here of the probability and in log λ. Ours are the event'
   can do anything learns nothing more; one that is not held at all learns to ignore the cost and does not come back.
 - `after_weight`: a lost episode has nothing left to lose. The plain cost is why the policy does not run wild in it.
 
-With `dial` no λ is sought. log λ is an input instead, drawn for each episode from `dial_low` to `dial_high`, so that one
-run learns every level; over `ramp` it is lowered, by `DIAL_LIFT` at first. Afterwards a position of the dial is chosen.
+- `saturation_weight`: a mean far out on its tanh has no gradient, and a policy that drives at full throttle in every state
+  does not come back, however large λ is. What lies beyond |raw| = 2 is therefore penalised.
+
+With `dial` one run passes every level: κ falls along `PATH` all through training, and the plain cost keeps its weight. The
+policies on that path, from bold to careful, are kept (`training.choose`).
 
 A time-out ends the episode's cost: p after any end is 0, whatever `bootstrap_timeouts` says of the reward. Mean
 constraints are treated as in PPO-Lagrangian, their λ by the same law of (E[C] − d)/d.
@@ -54,15 +57,23 @@ from tqpo.maths import returns
 from tqpo.networks import Head
 from tqpo.types import Array, Key, Spec
 
-LOG_START, LOG_LOWEST, LOG_HIGHEST = -1.0, -6.0, 4.0  # of log λ
+LOG_START, LOG_LOWEST, LOG_HIGHEST = -1.0, -6.0, 5.0  # of log λ
 MAX_ERROR = 1.5  # of the control
-DIAL_LIFT = -2.5  # of log λ, at the start
+SATURATED = 2.0  # of a mean before its tanh
+PATH = (
+    (0.0, 0.4),
+    (0.15, 0.2),
+    (0.45, 0.1),
+    (0.62, 0.05),
+    (0.78, 0.01),
+    (0.92, 0.002),
+)  # of a dial: (share of training, κ)
 
 
 @settings
 class Config:
     learner: LearnerConfig = LearnerConfig(observe_budget=True)
-    constraints: tuple[Constraint, ...] = (Constraint(margin=0.2),)
+    constraints: tuple[Constraint, ...] = (Constraint(),)
     iterations: int = 0  # of this training, which `ramp` is a share of; 0: unknown, the ramps are over
     outage_weight: float = 10.0  # w_out: of the advantage of crossing the limit
     outage_gae_lambda: float = 0.99  # of that advantage
@@ -70,11 +81,10 @@ class Config:
     after_weight: float = 0.5  # w_after: of the plain cost once the limit is crossed
     start_outage: float = 0.4  # κ, the outage that λ aims at, at the start; 0: its level from the start
     ramp: float = 0.3  # share of training over which w_dense and κ fall
-    dial: bool = static(default=False)  # λ is an input of the policy
-    dial_low: float = -2.0  # log λ where the dial stands at −1
-    dial_high: float = 4.0  # and at 1
+    dial: bool = static(default=False)  # κ passes every level on its way, and the policies of that path are kept
+    saturation_weight: float = 0.0  # of means far out on their tanh
     proportional_gain: float = 1.0  # of the control of log λ
-    integral_gain: float = 0.015  # of that control, per iteration
+    integral_gain: float = 0.02  # of that control, per iteration
 
 
 class State(NamedTuple):
@@ -103,23 +113,20 @@ def aimed_outage(done: Array, constraints: tuple[Constraint, ...], start: Array 
     return final + (1.0 - done) * jnp.maximum(start - final, 0.0)
 
 
-def dialled(position: Array, done: Array, config: Config) -> Array:
-    """λ [...] where the dial stands at `position`."""
-    share = (position + 1.0) / 2.0
-    return jnp.exp(config.dial_low + share * (config.dial_high - config.dial_low) + DIAL_LIFT * (1.0 - done))
+def path(iteration: Array, config: Config) -> Array:
+    """κ [] of a dial: log κ goes along straight lines through the points of `PATH`."""
+    shares, aims = (jnp.array(x) for x in zip(*PATH, strict=True))
+    return jnp.exp(jnp.interp(iteration / jnp.maximum(config.iterations, 1), shares, jnp.log(aims)))
 
 
-def weighed(advantage: Array, constraint: Array, multiplier: Array) -> tuple[Array, Array]:
-    """Advantages of reward [...] and constraint [..., 1] by which λ = 1 does what `multiplier` [...] would, step by step."""
-    share = 2.0 / (1.0 + multiplier)
-    return advantage * share, constraint * (multiplier * share)[..., None]
-
-
-def control_error(estimates: episodes.Estimates, aim: Array, constraints: tuple[Constraint, ...]) -> Array:
-    """[K] how far each constraint is missed, relative to what is allowed and bounded; 0 while no episode has finished."""
+def control_error(
+    estimates: episodes.Estimates, aim: Array, constraints: tuple[Constraint, ...], dial: bool = False
+) -> Array:
+    """[K] how far each constraint is missed, relative to what is allowed, with a dial to what is aimed at, and bounded; 0 while no
+    episode has finished."""
     limit = episodes.limits(constraints)
     allowed = jnp.stack([jnp.asarray(1.0 - c.safety, float) for c in constraints])  # ε
-    by_outage = (1.0 - estimates.safety_prob - aim) / jnp.maximum(allowed, aim)
+    by_outage = (1.0 - estimates.safety_prob - aim) / (aim if dial else jnp.maximum(allowed, aim))
     by_mean = (estimates.mean - limit) / jnp.where(limit > 0, limit, 1.0)
     error = jnp.where(episodes.bounds_quantile(constraints), by_outage, by_mean)
     usable = (estimates.n_episodes > 0) & jnp.isfinite(error)
@@ -146,7 +153,7 @@ def constraint_advantage(
     outage_advantage: Array, cost_advantage: Array, lost: Array, done: Array, config: Config
 ) -> Array:
     """A_c, what λ multiplies: minus the outage's advantage and the plain cost's where it has a weight."""
-    weight = (1.0 - done) * config.dense_weight + config.after_weight * lost
+    weight = (1.0 if config.dial else 1.0 - done) * config.dense_weight + config.after_weight * lost
     by_outage = -config.outage_weight * outage_advantage - weight * cost_advantage
     return jnp.where(episodes.bounds_quantile(config.constraints), by_outage, -cost_advantage)
 
@@ -157,15 +164,17 @@ def loss(outputs, log_prob, sample, targets: Targets, multiplier: Array, config:
     total, parts = ppo.lagrangian_loss(outputs, log_prob, sample, targets, cost_value, multiplier, config.learner)
     entropy = optax.sigmoid_binary_cross_entropy(outputs.heads["outage"], targets.outage)
     outage = jnp.mean(jnp.sum(targets.open * entropy, -1))
-    return total + outage, parts | {"outage_loss": outage}
+    saturation = jnp.mean(jnp.sum(jax.nn.relu(jnp.abs(outputs.raw) - SATURATED) ** 2, -1))
+    parts |= {"outage_loss": outage, "saturation": saturation}
+    return total + outage + config.saturation_weight * saturation, parts
 
 
 def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
-    for name in ("outage_weight", "dense_weight", "after_weight", "iterations", "proportional_gain", "integral_gain"):
+    names = ("outage_weight", "dense_weight", "after_weight", "saturation_weight", "iterations")
+    for name in (*names, "proportional_gain", "integral_gain"):
         require(getattr(config, name) >= 0, f"{name} = {getattr(config, name)}: not negative")
-    require(config.dial_low < config.dial_high, f"dial_low = {config.dial_low}: below dial_high = {config.dial_high}")
     one = len(config.constraints) == 1 and config.constraints[0].kind == "quantile" and config.learner.observe_budget
     require(one or not config.dial, "dial = True: with one constraint, on a probability, and observe_budget = True")
     for name in ("outage_gae_lambda", "start_outage", "ramp"):
@@ -203,12 +212,9 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     # λ
     estimates = episodes.estimate(core.episodes, constraints)
     aim = aimed_outage(done, constraints, config.start_outage)
-    integral, multiplier = control(state.integral, control_error(estimates, aim, constraints), config)
+    aim = jnp.full_like(aim, path(core.iteration, config)) if config.dial else aim
+    integral, multiplier = control(state.integral, control_error(estimates, aim, constraints, config.dial), config)
     by_constraint = constraint_advantage(outage_advantage, cost_advantage, lost, done, config)
-    if config.dial:
-        at_step = dialled(experience.rollout.batch.obs[..., -1], done, config)  # [T, B]
-        advantage, by_constraint = weighed(advantage, by_constraint, at_step)
-        integral, multiplier = state.integral, jnp.ones_like(multiplier)
 
     # θ and the critics
     targets = Targets(

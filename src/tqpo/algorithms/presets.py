@@ -74,7 +74,7 @@ def of_all(
         "ppo-lag": ppo_lag.Config(learner=learner, constraints=MEAN, dual=untilted),
         "qcpo": qcpo.Config(learner=learner, constraints=quantile, dual=untilted),
         "tqpo": tqpo.Config(learner=learner, constraints=quantile, **of_tqpo),
-        "budget": budget.Config(learner=dataclasses.replace(learner, observe_budget=True), constraints=FAST_QUANTILE),
+        "budget": budget.Config(learner=dataclasses.replace(learner, observe_budget=True)),
     }
 
 
@@ -91,7 +91,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         baseline="separate",
         step_window=10_000,  # of 100 episodes' 100,000 steps, every tenth: q̂ is a sort in every iteration
         step_stride=10,
-    ),
+    )
+    | {"budget": budget.Config(learner=dataclasses.replace(FAST_LEARNER, observe_budget=True, learning_rate=4e-4))},
 }
 
 # What a preset changes in our own tasks.
@@ -104,6 +105,7 @@ HOST: dict[str, dict[str, Any]] = {
         "n_steps": 512,
         "epochs": 10,
         "minibatches": 32,
+        "learning_rate": 3e-4,
         "normalize_advantage": True,  # rewards of any scale
         "episode_window": 50,
         "step_window": 8192,  # two batches
@@ -128,7 +130,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tqpo-observed": ("tqpo", {"observe_budget": True}),
     "ppo-lag-observed": ("ppo-lag", {"observe_budget": True}),
     "ppo-early": ("ppo", {"observe_budget": True, "end_at_limit": True}),
-    "budget-dial": ("budget", {"dial": True, "ramp": 0.4}),
+    "budget-dial": ("budget", {"dial": True, "saturation_weight": 0.03}),
     "budget-blind": ("budget", {"observe_budget": False}),
     "budget-no-homotopy": ("budget", {"start_outage": 0.0}),
     "budget-no-dense": ("budget", {"dense_weight": 0.0}),
@@ -153,7 +155,7 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
     "tqpo-observed": ("quantile", "TQPO that sees what is left of its cost limit"),
     "ppo-lag-observed": ("mean", "PPO-Lagrangian that sees what is left of its cost limit"),
     "ppo-early": ("none", "PPO whose episodes end where the limit is reached"),
-    "budget-dial": ("quantile", "budget with λ as an input: one run for every level"),
+    "budget-dial": ("quantile", "budget whose one run passes every level and keeps a policy for each"),
     "budget-blind": ("quantile", "budget without what is left of the limit in its observation"),
     "budget-no-homotopy": ("quantile", "budget held to its level from the first iteration on"),
     "budget-no-dense": ("quantile", "budget without the plain cost that fades"),

@@ -18,7 +18,7 @@ class Reproduce:
 
     what: Positional[str]
     """table1 (with PPO-Lagrangian), table2, baseline, fast, or all; released; budget and its ablation; suite, a leaderboard on
-    Safety-Gymnasium's tasks; figures and tables draw what is there; certificate simulates how
+    Safety-Gymnasium's tasks; dial, one run for all levels; figures and tables draw what is there; certificate simulates how
     often one is wrong (no training)."""
     task: tuple[str, ...] = ()
     """Only these tasks."""
@@ -50,8 +50,8 @@ class Reproduce:
     """Settings of the algorithm other than the preset's, e.g. delta=0.2. Give it a folder of its own."""
     out: File = None
     """Folder for one JSON file per cell, and for tables and figures; by default results/paper, of suite results/suite."""
-    beside: File = None
-    """With figures of budget: another folder of results to draw beside them, e.g. results/paper."""
+    beside: tuple[pathlib.Path, ...] = ()
+    """With tables or figures: other folders of results to show beside them, e.g. results/paper."""
     page: File = None
     """With tables or figures: also put the tables into this Markdown page, e.g. docs/reproduction.md."""
 

@@ -9,9 +9,8 @@ state. Per constraint with limit d and cost so far C:
 | lost | 1 where C > d | 0, 1 |
 | nearness | 1 − 4·remaining: the last quarter of the budget, magnified | 0…1 |
 
-once, where the episode's length T is known, `time_left` = 1 − t/T, and last, of an environment with a dial, its
-`position` in −1…1, which is drawn anew for each episode: one policy learns every trade-off between return and safety.
-Costs and limit in other units give the same features.
+and once, where the episode's length T is known, `time_left` = 1 − t/T. Costs and limit in other units give the same
+features.
 """
 
 import math
@@ -27,7 +26,6 @@ from tqpo.types import Array, Env, Key, PyTree, Spec, Step, choices, obs_shape
 
 FEATURES = ("remaining", "lost", "nearness")  # of each constraint
 NEAR = 0.25  # share of the budget over which nearness rises
-DIAL_DRAW = 1_000_003  # folded into an episode's key for the position of its dial
 
 
 @dataclass(frozen=True)
@@ -37,28 +35,22 @@ class Budget:
     channels: tuple[int, ...]  # [K]
     limits: tuple[float, ...]  # [K] d
     horizon: int | None = None  # T, steps
-    dial: bool = False
 
     @staticmethod
     def of(description: Mapping[str, Any]) -> "Budget":
         """From plain data, as `policy.json` keeps it."""
-        return Budget(
-            tuple(description["channels"]),
-            tuple(description["limits"]),
-            description["horizon"],
-            description.get("dial", False),
-        )
+        return Budget(tuple(description["channels"]), tuple(description["limits"]), description["horizon"])
 
     @property
     def size(self) -> int:
-        return len(FEATURES) * len(self.limits) + (self.horizon is not None) + self.dial
+        return len(FEATURES) * len(self.limits) + (self.horizon is not None)
 
     def names(self, cost_names: tuple[str, ...]) -> tuple[str, ...]:
         """The name of each feature, in order."""
         own = tuple(f"{cost_names[channel]}_{feature}" for channel in self.channels for feature in FEATURES)
-        return own + ("time_left",) * (self.horizon is not None) + ("position",) * self.dial
+        return own + ("time_left",) * (self.horizon is not None)
 
-    def features(self, spent: Any, t: Any, position: Any = 0.0) -> Any:
+    def features(self, spent: Any, t: Any) -> Any:
         """[..., size] of the cost so far `spent` [..., K] after t [...] steps, in NumPy or in JAX as `spent` is."""
         xp: Any = jnp if isinstance(spent, jax.Array) else np
         limits = xp.asarray(self.limits, spent.dtype)
@@ -67,9 +59,9 @@ class Budget:
         remaining = xp.clip(xp.where(limits > 0, share, -lost), -1, 1)
         nearness = xp.clip(1 - remaining / NEAR, 0, 1)
         parts = [xp.stack([remaining, lost, nearness], -1).reshape(*spent.shape[:-1], -1)]  # [..., K·3]
-        once = [1 - xp.asarray(t, spent.dtype) / self.horizon] if self.horizon is not None else []
-        once += [xp.asarray(position, spent.dtype)] if self.dial else []
-        parts += [xp.broadcast_to(x[..., None], (*spent.shape[:-1], 1)) for x in once]
+        if self.horizon is not None:
+            left = 1 - xp.asarray(t, spent.dtype) / self.horizon
+            parts.append(xp.broadcast_to(left[..., None], (*spent.shape[:-1], 1)))
         return xp.concatenate(parts, -1)
 
 
@@ -79,7 +71,6 @@ class BudgetState(NamedTuple):
     inner: PyTree
     spent: Array  # [K]
     t: Array  # [] int
-    position: Array  # [] of the dial; 0 without one
 
 
 @dataclass(frozen=True)
@@ -128,21 +119,18 @@ class Budgeted:
 
     def reset(self, key: Key) -> tuple[BudgetState, Array]:
         inner, obs = self.unwrapped.reset(key)
-        position = jnp.zeros(())
-        if self.budget.dial:
-            position = jax.random.uniform(jax.random.fold_in(key, DIAL_DRAW), minval=-1.0, maxval=1.0)
-        state = BudgetState(inner, jnp.zeros(len(self.budget.limits)), jnp.zeros((), int), position)
+        state = BudgetState(inner, jnp.zeros(len(self.budget.limits)), jnp.zeros((), int))
         return state, self._observe(state, obs)
 
     def step(self, state: BudgetState, action: Array) -> tuple[BudgetState, Step]:
         inner, result = self.unwrapped.step(state.inner, action)
         cost = result.cost[jnp.array(self.budget.channels, int)]
-        state = BudgetState(inner, state.spent + cost, state.t + 1, state.position)
+        state = BudgetState(inner, state.spent + cost, state.t + 1)
         reached = self.ends & jnp.any(state.spent >= jnp.array(self.budget.limits))
         return state, result._replace(obs=self._observe(state, result.obs), terminated=result.terminated | reached)
 
     def _observe(self, state: BudgetState, obs: Array) -> Array:
-        return jnp.concatenate([obs, self.budget.features(state.spent, state.t, state.position)])
+        return jnp.concatenate([obs, self.budget.features(state.spent, state.t)])
 
 
 class BudgetedTwin:

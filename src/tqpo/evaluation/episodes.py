@@ -35,22 +35,16 @@ class Policy(Protocol):
 
 
 class ActorPolicy(eqx.Module):
-    """A network's actor with its frozen normaliser, and where its dial stands, if it has one: the last of what it sees."""
+    """A network's actor with its frozen normaliser."""
 
     actor: networks.Actor
     moments: normalize.Moments
-    position: Array | None = None  # []
-
-    def at(self, position: Array | float) -> "ActorPolicy":
-        """The same with its dial at this position, from −1, where it earns most, to 1, where it is safest."""
-        return ActorPolicy(self.actor, self.moments, jnp.asarray(position, float))
 
     def init(self) -> PyTree:
         return networks.initial_memory(self.actor, ()), jnp.zeros_like(self.actor.mean.bias), jnp.zeros(())
 
     def act(self, obs: Array, carry: PyTree, key: Key, deterministic: bool) -> tuple[Array, PyTree]:
         memory, prev_action, prev_reward = carry
-        obs = obs if self.position is None else jnp.asarray(obs).at[-1].set(self.position)
         x = normalize.normalize(self.moments, obs)
         mean, log_std, memory, _ = networks.act(self.actor, x, memory, prev_action, prev_reward)
         noise = jnp.zeros_like(mean) if deterministic else jax.random.normal(key, mean.shape, mean.dtype)
@@ -59,6 +53,19 @@ class ActorPolicy(eqx.Module):
 
     def feedback(self, carry: PyTree, reward: Array) -> PyTree:
         return *carry[:2], reward
+
+
+class Dial(eqx.Module):
+    """The policies of one training on its way from bold to safe: each is a position, from 0 on."""
+
+    policies: ActorPolicy  # [N, …]
+
+    @property
+    def size(self) -> int:
+        return self.policies.moments.mean.shape[0]
+
+    def at(self, position: Array | int) -> ActorPolicy:
+        return jax.tree.map(lambda x: x[position], self.policies)
 
 
 class Totals(NamedTuple):

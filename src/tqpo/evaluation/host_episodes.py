@@ -212,7 +212,7 @@ def film(
         if getattr(single, "render_mode", None) != "rgb_array":
             raise RenderError(f'{env.task} has no render_mode "rgb_array": let its factory take render_mode')
         guard = Guard(env, 0)
-        guard.env, filmed = single, Filmed(guard, Ledger(env, 1, seed), seed)
+        guard.env, filmed = single, Filmed(guard, Ledger(env, 1), seed)
         play(filmed, policy, key, [[episode]], deterministic)
         single.close()
     except (ConfigError, RenderError):

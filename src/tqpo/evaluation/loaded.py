@@ -42,9 +42,9 @@ class LoadedPolicy:
         seed: int = 0,
         description: Mapping[str, Any] | None = None,
         deterministic: bool = False,
-        positions: Mapping[float, float] | None = None,  # of the dial, by the safety they are certified at
+        certified: Mapping[float, ActorPolicy] | None = None,  # positions of its dial, by their safety
     ):
-        self._policy, self.deterministic, self.positions = policy, deterministic, dict(positions or {})
+        self._policy, self.deterministic, self._certified = policy, deterministic, dict(certified or {})
         about = description or {}
         action, budget = about.get("action"), about.get("budget")
         self._budget = None if budget is None else Budget.of(budget)
@@ -64,15 +64,15 @@ class LoadedPolicy:
 
     def at(self, safety: float) -> "LoadedPolicy":
         """The policy with its dial at the position that is certified at this level, or at the next higher one."""
-        enough = [level for level in self.positions if level >= safety]
+        enough = [level for level in self._certified if level >= safety]
         if not enough:
-            known = ", ".join(f"{level:.4g}" for level in sorted(self.positions)) or "none"
+            known = ", ".join(f"{level:.4g}" for level in sorted(self._certified)) or "none"
             advice = f"tqpo certify RUN --safety {safety:g} finds one"
             raise ConfigError(
                 f"safety = {safety}: no position of a dial is certified at it (there are {known}); {advice}"
             )
         other = copy.copy(self)
-        other._policy = self._policy.at(self.positions[min(enough)])
+        other._policy = self._certified[min(enough)]
         other.reset()
         return other
 

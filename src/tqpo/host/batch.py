@@ -33,11 +33,9 @@ SEED_STEP = 1_000_003  # between the seed of an environment and its successor, s
 class Ledger:
     """The episodes under way: how long they are, and what they have cost."""
 
-    def __init__(self, spec: HostSpec, count: int, seed: int):
+    def __init__(self, spec: HostSpec, count: int):
         self.spec = spec
         self.spent, self.t = np.zeros((count, 0)), np.zeros(count, int)
-        self.draw = np.random.default_rng(seed).uniform
-        self.position = self.draw(-1.0, 1.0, count)  # of the dial
 
     def show(self, step: Transitions) -> Transitions:
         """Observations that show what is left of the budget, where the spec has one. Refuses an episode without an end."""
@@ -54,11 +52,9 @@ class Ledger:
         cost = np.asarray(step.cost, np.float32)[:, list(budget.channels)]  # [N, K]
         spent = np.where(step.valid[:, None], self.spent + cost if self.spent.size else cost, np.float32(0.0))
         self.spent = np.where(over[:, None], np.float32(0.0), spent)
-        position = self.position
-        self.position = np.where(over, self.draw(-1.0, 1.0, len(over)), position)
         return step._replace(
-            obs=np.concatenate([step.obs, budget.features(self.spent, self.t, self.position)], 1),
-            next_obs=np.concatenate([step.next_obs, budget.features(spent, t, position)], 1),
+            obs=np.concatenate([step.obs, budget.features(self.spent, self.t)], 1),
+            next_obs=np.concatenate([step.next_obs, budget.features(spent, t)], 1),
         )
 
 
@@ -73,7 +69,7 @@ class EnvBatch:
         self.reports: list[str] = []  # of faults, until someone takes them
         self.workers: list[Worker] = []
         self.cleanup = contextlib.ExitStack()
-        self.ledger = Ledger(spec, count, seed)
+        self.ledger = Ledger(spec, count)
 
     def __enter__(self) -> Self:
         return self

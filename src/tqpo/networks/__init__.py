@@ -140,6 +140,7 @@ class Outputs(NamedTuple):
     mean: Array  # [..., A]
     log_std: Array | Choices | None  # [A]
     heads: dict[str, Array]  # name → [..., *head.shape]
+    raw: Array  # [..., A] the mean before its tanh
 
 
 def make_network(
@@ -195,7 +196,7 @@ def act(
         gates = _gates_in(actor.lstm, features, prev_action, prev_reward)
         memory, _ = _cell(gates + memory.h @ actor.lstm.weight_rec, memory.c)
         features = features + memory.h
-    return _mean(actor, features), actor.log_std, memory, features
+    return _squash(actor, actor.mean(features)), actor.log_std, memory, features
 
 
 def unroll(network: Network, obs: Array, context: Context | None, memory: Memory | None) -> Outputs:
@@ -209,13 +210,13 @@ def unroll(network: Network, obs: Array, context: Context | None, memory: Memory
         gates = _gates_in(actor.lstm, features, context.prev_action, context.prev_reward, ALIGNED)  # [T, B, 4H]
         keep = 1.0 - context.first[..., None].astype(gates.dtype)
         features = features + lstm_scan(gates, actor.lstm.weight_rec, keep, memory.h, memory.c)
-    return Outputs(_mean(actor, features), actor.log_std, read_heads(network, obs, features))
+    raw = actor.mean(features)
+    return Outputs(_squash(actor, raw), actor.log_std, read_heads(network, obs, features), raw)
 
 
-def _mean(actor: Actor, features: Array) -> Array:
-    """The tanh mean of an action, or the logits of a choice."""
-    out = actor.mean(features)
-    return out if actor.log_std is None or isinstance(actor.log_std, Choices) else jnp.tanh(out)
+def _squash(actor: Actor, raw: Array) -> Array:
+    """The tanh mean of an action, or the logits of a choice as they are."""
+    return raw if actor.log_std is None or isinstance(actor.log_std, Choices) else jnp.tanh(raw)
 
 
 def read_heads(network: Network, obs: Array, features: Array | None) -> dict[str, Array]:

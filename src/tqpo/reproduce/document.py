@@ -32,6 +32,9 @@ def contents(cells: tables.Cells, again: tables.Cells, beside: tables.Cells | No
         "table2": tables.table2(cells),
         "released": tables.released(cells, beside or {}),
         "readings": tables.readings(cells),
+        "dial": tables.dial(cells),
+        "ablation": tables.ablation(cells, beside or {}),
+        "price": tables.price(cells, beside or {}),
         "protocols": tables.protocols(cells),
         "judge": tables.judge(judged),
         "times": tables.times(cells),
@@ -39,16 +42,16 @@ def contents(cells: tables.Cells, again: tables.Cells, beside: tables.Cells | No
 
 
 def write_all(
-    out: pathlib.Path, page: pathlib.Path | None = None, beside: pathlib.Path | None = None
+    out: pathlib.Path, page: pathlib.Path | None = None, beside: Sequence[pathlib.Path] = ()
 ) -> list[pathlib.Path]:
     """Tables (Markdown, LaTeX) and figures (PNG, SVG) of all cells in a folder, into that folder; the tables also into
     `page`, between its marks. Cells that were trained again for the judge are in the folder `judged`. Those of `beside`
-    stand beside cells of the preset `released` and of those that see their budget."""
+    stand beside cells of the preset `released`, of those that see their budget, and of their ablation."""
     cells, again = (tables.load(sorted(folder.glob("*.json"))) for folder in (out, out / "judged"))
     if not cells:
         hint = f"run tqpo reproduce table1 --out {out}, or name the folder with --out"
         raise ConfigError(f"{out} holds no results: {hint}")
-    other = tables.load(sorted(beside.glob("*.json"))) if beside else {}
+    other = tables.load(path for folder in beside for path in sorted(folder.glob("*.json")))
     shown = {name: content for name, content in contents(cells, again, other).items() if content.rows}
     written = []
     for name, content in shown.items():

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tqpo.maths import statistics
 from tqpo.output import plots
 from tqpo.output.figures import INK, finish, legend, new_figure, save, style
 from tqpo.reproduce.paper import COST_LIMIT, TABLE1
@@ -21,6 +22,7 @@ FRONTIER = {  # algorithm and preset → what it is called there, its colour
     ("qcpo", "paper"): ("QCPO", "#e0a030"),
     ("tqpo", "paper"): ("TQPO", "#2a78b8"),
     ("budget", "fast"): ("budget", "#c8553d"),
+    ("budget-dial", "fast"): ("one run, all levels", "#3d8c5a"),
 }
 
 
@@ -104,41 +106,57 @@ def draw_quantiles(ax: "Axes", cell: dict[str, Any]) -> None:
     finish(ax, steps=False)
 
 
-def frontier(cells: Cells):
-    """Return against safety in fresh episodes, a point for each policy; the paper's own means as stars."""
+def frontier(cells: Cells, sure: bool = False):
+    """Return against safety in fresh episodes, a point for each policy; the paper's own means as stars.
+
+    `sure` takes the lower end of each policy's 95 % interval instead of the share, and joins the positions of a dial.
+    """
     with style():
         figure, axes = new_figure(1, len(TASKS), (4.6 * len(TASKS), 4.4))
         for ax, task in zip(axes, TASKS, strict=True):
             ax.set_title(task)
             for cell in (c for c in cells.values() if c["settings"]["task"] == task):
-                draw_policies(ax, cell)
-            for level in (0.90, 0.95):
+                draw_policies(ax, cell, sure)
+            for level in (0.80, 0.90, 0.95, 0.99) if sure else (0.90, 0.95):
                 ax.axvline(level, color=INK, linestyle=(0, (4, 2)), linewidth=0.8, alpha=0.6)
-            ax.set_xlim(right=1.0)
+            ax.set_xlim(0.5 if sure else None, 1.0)
             ax.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
-            ax.set_xlabel("Pr[C ≤ d]")
+            ax.set_xlabel("Pr[C ≤ d] is at least, with 95 % confidence" if sure else "Pr[C ≤ d]")
             ax.set_ylabel("return")
             finish(ax, steps=False)
         legend(figure, "")
     return figure
 
 
-def draw_policies(ax: "Axes", cell: dict[str, Any]) -> None:
+def draw_policies(ax: "Axes", cell: dict[str, Any], sure: bool) -> None:
     settings = cell["settings"]
     label, colour = FRONTIER.get((settings["algo"], settings["preset"]), (None, None))
     if label is None:
         return
-    if cell.get("fresh"):
+    if "dial" in cell:
+        for seed in cell["dial"].values():
+            ax.plot(*dial_points(seed), "o-", color=colour, label=label, markersize=4, linewidth=1, alpha=0.7)
+    elif cell.get("fresh"):
         seeds = cell["fresh"]["seeds"]
-        safe = [s["constraints"][0]["safety_prob"]["value"] for s in seeds]
+        safe = [s["constraints"][0]["safety_prob"]["low" if sure else "value"] for s in seeds]
         ax.scatter(safe, [s["return"]["value"] for s in seeds], 34, colour, label=label, alpha=0.85, edgecolors="none")
-    if cell["published"]:
+    if cell["published"] and not sure:
         x, y = cell["published"]["safety_prob"][0], cell["published"]["episode_return"][0]
         ax.scatter([x], [y], 110, colour, marker="*", edgecolors=INK, linewidths=0.7, zorder=3)
 
 
+def dial_points(seed: dict[str, Any]) -> tuple[list[float], list[float]]:
+    """Lower ends of the safety, and returns, of a dial's certified positions."""
+    found = [x["fresh"] for x in seed.values() if x["certificate"]["word"] == "certified"]
+    lows = [statistics.clopper_pearson(x["safety_prob"] * x["episodes"], x["episodes"]).low for x in found]
+    points = sorted(zip(lows, (x["return"] for x in found), strict=True))
+    return [x for x, _ in points], [y for _, y in points]
+
+
 def draw_all(cells: Cells, out: pathlib.Path, beside: Cells | None = None) -> list[pathlib.Path]:
-    if any(cell["settings"]["algo"] == "budget" for cell in cells.values()):
+    if any("dial" in cell for cell in cells.values()):
+        return save(frontier((beside or {}) | cells, sure=True), out / "certified")
+    if any(cell["settings"]["algo"].startswith(("budget", "ppo-early")) for cell in cells.values()):
         return save(frontier((beside or {}) | cells), out / "frontier")
     costs = (("episode_cost_mean", "average cost"), ("episode_cost_quantile", "cost quantile"))
     rewards = (("return_mean", "return"), ("safety_prob", "safety probability"))

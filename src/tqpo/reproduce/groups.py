@@ -5,6 +5,8 @@ starts, to choose the same kernels every time. So the same command on the same h
 """
 
 import contextlib
+import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -18,20 +20,32 @@ import jax
 
 from tqpo import store
 from tqpo.errors import StoreError, TqpoError
-from tqpo.evaluation.episodes import ActorPolicy, run_episodes
+from tqpo.evaluation.episodes import ActorPolicy, Totals, run_episodes
 from tqpo.provenance import provenance
 from tqpo.reproduce.cells import Plan, metrics_of, policy_folder, read, result_of, summary, write
 from tqpo.reproduce.judge import Judge
-from tqpo.reproduce.paper import Cell
+from tqpo.reproduce.paper import DIAL_LEVELS, Cell
 from tqpo.reproduce.readings import discounted
 from tqpo.store.run import MANIFEST
 from tqpo.sweep.cluster import Runner
 from tqpo.sweep.progress import JobsProgress
 from tqpo.sweep.work import when_free
 from tqpo.training import loop
-from tqpo.training.choose import Choice, candidates_of, choose, iteration_of, keep_certificates
+from tqpo.training.certificates import key_of
+from tqpo.training.choose import (
+    ASKED_SEEDS,
+    PILOT_SEED,
+    Choice,
+    asking_of,
+    choose,
+    fact_of,
+    keep_certificates,
+    kept_of,
+    look,
+    stack,
+)
 from tqpo.training.evaluations import evaluation_key
-from tqpo.training.job import agree, plain, together
+from tqpo.training.job import agree, has_dial, plain, together
 from tqpo.training.policies import policies_of, save_policies
 from tqpo.training.program import Chunk, Group, init_group, take_run
 
@@ -39,6 +53,7 @@ REPEATABLE = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 GROUPS = ".groups"
 PARTIAL_EVERY = 5  # chunks between two writings of what is known so far
 PILOT_EPISODES = 2000  # of each snapshot that a policy is chosen from
+DIAL_PILOT_EPISODES = 500  # of each position of a dial
 TEST_EPISODES = 20_000  # at most, of all snapshots of a seed together
 
 
@@ -106,6 +121,7 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
     group = together([plan.prepare(cell) for cell in cells])
     first_cell = plan.prepare(cells[0])
     iterations, moments = first_cell.iterations, first_cell.snapshot_iterations[:-1]
+    chunk = max(1, min([plan.chunk, *(b - a for a, b in itertools.pairwise(moments))]))  # each snapshot ends one
     folder, position = open_group(plan, cells, group)
     snapshots: dict[int, ActorPolicy] = {}  # by iteration, [runs, …]
 
@@ -116,15 +132,15 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
             result = result_of(plan, cell, {name: x[:, own] for name, x in metrics.items()})
             write(plan.path(cell), result | facts | (of_cell or {}).get(cell, {}))
 
-    def watch(iteration: int, chunk: Chunk) -> None:
+    def watch(iteration: int, done: Chunk) -> None:
         nonlocal first
         first = first or time.perf_counter()
-        if any(iteration - chunk.length < moment <= iteration for moment in moments):
-            snapshots[iteration] = jax.device_get(policies_of(chunk.state))
-        if iteration % (PARTIAL_EVERY * plan.chunk) == 0:
+        if any(iteration - done.length < moment <= iteration for moment in moments):
+            snapshots[iteration] = jax.device_get(policies_of(done.state))
+        if iteration % (PARTIAL_EVERY * plan.chunk) < done.length:
             write_all({"complete": False})
 
-    options = loop.Options(quiet=True, chunk=plan.chunk, checkpoint_every=plan.checkpoint_every, max_skips=None)
+    options = loop.Options(quiet=True, chunk=chunk, checkpoint_every=plan.checkpoint_every, max_skips=None)
     with folder:
         last = loop.drive(group, iterations, folder, position, options, watch)
         trained = time.perf_counter()
@@ -132,19 +148,21 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
         snapshots[iterations] = policies_of(last.state)
         checked = {}
         for k, cell in enumerate(cells):
-            own, chosen = {}, {}
+            taken, chosen, dials = {}, {}, {}
             for j, seed in enumerate(plan.seeds):
-                taken = {i: take_run(policies, k * len(plan.seeds) + j) for i, policies in snapshots.items()}
-                candidates = candidates_of(plan.prepare(cell), taken, iterations)
-                chosen[seed] = choose_one(plan, cell, candidates, seed)
-                own[seed] = candidates[chosen[seed].label]
-            keep_policies(plan, cell, own, chosen)
-            prepared = plan.prepare(cell)
+                own = {i: take_run(policies, k * len(plan.seeds) + j) for i, policies in snapshots.items()}
+                taken[seed], seen = own, None
+                if has_dial(first_cell.config):
+                    seen = look(first_cell, own, key_of(PILOT_SEED, seed), DIAL_PILOT_EPISODES)
+                    dials[seed] = at_levels(plan, cell, own, seed, seen)
+                chosen[seed] = choose_one(plan, cell, own, seed, seen)
+            keep_policies(plan, cell, taken, chosen)
             facts = {
-                "iterations_of_policies": {s: iteration_of(prepared, c, iterations) for s, c in chosen.items()},
+                "iterations_of_policies": {s: c.label for s, c in chosen.items()},
                 "certificates": {s: brief(c) for s, c in chosen.items()},
-            }
-            checked[cell] = evaluate(plan, cell, own) | facts
+            } | ({"dial": dials} if dials else {})
+            kept = {seed: own[chosen[seed].label] for seed, own in taken.items()}
+            checked[cell] = evaluate(plan, cell, kept) | facts
         ended = time.perf_counter()
         timing = {"runs": len(group), "first_chunk_s": first - begun, "train_s": trained - first}
         timing |= {"evaluate_s": ended - trained, "total_s": ended - begun}
@@ -167,11 +185,31 @@ def open_group(plan: Plan, cells: Sequence[Cell], group: Group) -> tuple[store.R
     return store.create(path, settings), loop.Position(init_group(group))
 
 
-def choose_one(plan: Plan, cell: Cell, candidates: Mapping[Any, ActorPolicy], seed: int) -> Choice:
+def choose_one(
+    plan: Plan, cell: Cell, candidates: Mapping[Any, ActorPolicy], seed: int, seen: Mapping[Any, Totals] | None = None
+) -> Choice:
     """The snapshot of a seed that is kept. The last one of a plan without a choice is kept as it is, not tested."""
     if len(candidates) == 1:
         return Choice(next(iter(candidates)), None)
-    return choose(plan.prepare(cell), candidates, seed, PILOT_EPISODES, TEST_EPISODES)
+    pilot = PILOT_EPISODES if seen is None else DIAL_PILOT_EPISODES
+    return choose(plan.prepare(cell), candidates, seed, pilot, TEST_EPISODES, seen=seen)
+
+
+def at_levels(
+    plan: Plan, cell: Cell, candidates: Mapping[int, ActorPolicy], seed: int, seen: Mapping[int, Totals]
+) -> dict[str, Any]:
+    """What a dial gives at each level: the position that is certified, and fresh episodes of it."""
+    prepared, found = plan.prepare(cell), {}
+    for level in DIAL_LEVELS:
+        asked = tuple(dataclasses.replace(c, safety=level) for c in prepared.config.constraints)
+        asking = asking_of(prepared, asked)
+        choice = choose(asking, candidates, seed, DIAL_PILOT_EPISODES, TEST_EPISODES, roots=ASKED_SEEDS, seen=seen)
+        env: Any = asking.env
+        totals = run_episodes(env, candidates[choice.label], evaluation_key(seed), max(plan.episodes, 1))
+        safe = float((totals.costs[:, asked[0].channel] <= float(asked[0].limit)).mean())
+        fresh = {"episodes": len(totals.returns), "return": float(totals.returns.mean()), "safety_prob": safe}
+        found[f"{level:g}"] = {"iteration": choice.label, "certificate": brief(choice), "fresh": fresh}
+    return found
 
 
 def brief(choice: Choice) -> dict[str, Any] | None:
@@ -182,7 +220,7 @@ def brief(choice: Choice) -> dict[str, Any] | None:
     return {name: choice.found["claims"][0][name] for name in names}
 
 
-def keep_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], chosen: dict[int, Choice]) -> None:
+def keep_policies(plan: Plan, cell: Cell, taken: dict[int, dict[int, ActorPolicy]], chosen: dict[int, Choice]) -> None:
     """The final policies as a run of their own: all of the fast preset, else those that MuJoCo judges (10 MB each)."""
     seeds = plan.seeds if cell.preset == "fast" else plan.judged(cell)
     path = policy_folder(plan.path(cell))
@@ -190,11 +228,10 @@ def keep_policies(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy], chos
     if not seeds:
         return
     prepared = plan.prepare(cell, seeds)
-    stacked = jax.tree.map(lambda *x: jax.numpy.stack(x), *(policies[seed] for seed in seeds))
+    kept = stack([kept_of(prepared, taken[seed], chosen[seed]) for seed in seeds])
     with store.create(path, prepared.describe()) as folder:
-        of = {seed: iteration_of(prepared, chosen[seed], prepared.iterations) for seed in seeds}
-        save_policies(folder, prepared, stacked, [{"seed": seed, "iteration": of[seed]} for seed in seeds])
-        keep_certificates(folder, prepared, {seed: chosen[seed] for seed in seeds})
+        save_policies(folder, prepared, kept, [fact_of(prepared, s, taken[s], chosen[s]) for s in seeds])
+        keep_certificates(folder, prepared, {seed: chosen[seed] for seed in seeds}, list(taken[seeds[0]]))
         folder.finish()
 
 

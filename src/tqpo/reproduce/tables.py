@@ -168,6 +168,63 @@ def protocols(cells: Cells) -> Content:
     return Content(title, ("task", "level", "algorithm", *numbers), rows)
 
 
+def dial(cells: Cells) -> Content:
+    """What each run with a dial gives at every level: certificates, and fresh episodes of the certified positions."""
+    columns = ("task", "level", "certified", "episodes", "R, fresh", "Pr, fresh", "R of each seed")
+    rows = []
+    for cell in (c for c in ordered(cells) if "dial" in c):
+        seeds = list(cell["dial"].values())
+        for level in seeds[0]:
+            found = [seed[level] for seed in seeds]
+            words = [x["certificate"]["word"] for x in found]
+            counts = [x["certificate"]["episodes"] for x in found]
+            reward, safe = ([x["fresh"][name] for x in found] for name in ("return", "safety_prob"))
+            own = " ".join(f"{x:.1f}" if word == "certified" else "–" for x, word in zip(reward, words, strict=True))
+            means = f"{sum(reward) / len(reward):.1f}", f"{100 * sum(safe) / len(safe):.1f}"
+            certified = f"{words.count('certified')} of {len(words)}"
+            span = f"{min(counts):,} to {max(counts):,}"
+            rows.append((cell["settings"]["task"], f"{float(level):.0%}", certified, span, *means, own))
+    return Content("One run for all levels: certified positions of the dial", columns, rows)
+
+
+def ablation(cells: Cells, whole: Cells) -> Content:
+    """Variants beside the algorithm itself, fresh episodes: return, safety, and how many seeds are at their level."""
+    known = {c["settings"]["algo"] for c in cells.values()}
+    kept = whole | cells if "budget-blind" in known else {}
+    groups: dict[str, dict[tuple[str, float], str]] = {}
+    for cell in (c for c in ordered(kept) if c.get("fresh") and c["settings"]["preset"] == "fast"):
+        s, seeds = cell["settings"], cell["fresh"]["seeds"]
+        safe = [x["constraints"][0]["safety_prob"]["value"] for x in seeds]
+        reward = sum(x["return"]["value"] for x in seeds) / len(seeds)
+        at = sum(x >= s["safety"] for x in safe)
+        text = f"{reward:.1f} @ {100 * sum(safe) / len(safe):.1f}, {at}/{len(safe)}"
+        groups.setdefault(s["algo"], {})[s["task"], s["safety"]] = text
+    places = sorted({place for row in groups.values() for place in row}, key=lambda x: (x[0] != "SimpleEnv", x))
+    rows = [(algo, *(row.get(place, "–") for place in places)) for algo, row in groups.items()]
+    columns = ("algorithm", *(f"{task} {level:.0%}" for task, level in places))
+    return Content("What its parts do: R @ Pr [%] in fresh episodes, seeds at their level", columns, rows)
+
+
+def price(cells: Cells, whole: Cells) -> Content:
+    """The return of each cell as a share of what PPO earns without a constraint."""
+    free = {
+        c["settings"]["task"]: fresh_return(c)
+        for c in cells.values()
+        if c["settings"]["algo"] == "ppo" and c.get("fresh")
+    }
+    rows = []
+    for cell in (c for c in ordered(whole | cells) if c["settings"]["algo"] == "budget" and c.get("fresh")):
+        task, level, _ = heading(cell)
+        if task in free:
+            reward = fresh_return(cell)
+            rows.append((task, level, f"{reward:.1f}", f"{free[task]:.1f}", f"{100 * reward / free[task]:.0f} %"))
+    return Content("The price of safety", ("task", "level", "R, budget", "R, PPO without a constraint", "kept"), rows)
+
+
+def fresh_return(cell: dict[str, Any]) -> float:
+    return cell["fresh"]["pooled"]["return"]["value"]
+
+
 def is_judged(cell: dict[str, Any]) -> bool:
     return bool(cell.get("judge") and cell["judge"]["mujoco"])
 

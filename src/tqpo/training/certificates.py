@@ -37,13 +37,11 @@ from tqpo.store import disk, sealed
 from tqpo.store.manifest import CONFIG
 from tqpo.store.policy import ARRAYS, RECORD
 from tqpo.training.job import Prepared, prepared_of
-from tqpo.training.policies import load_policies, load_policy
+from tqpo.training.policies import load_dial, load_policies, load_policy
 from tqpo.types import Key, Spec
 
 CERTIFICATE, FORMAT = "certificate.json", "tqpo-certificate-1"
 CERTIFICATE_SEED = 3_000_017  # these episodes share no key with training, the choice or the evaluation
-MAX_EPISODES = 10_000
-HOST_MAX_EPISODES = 1_000  # on the host, where episodes are dear
 
 
 class CertificateError(TqpoError):
@@ -72,8 +70,7 @@ class Asked:
         return tuple(dataclasses.replace(c, **changes) for c in bounded)
 
     def most(self, prepared: Prepared) -> int:
-        usual = HOST_MAX_EPISODES if prepared.on_host else MAX_EPISODES
-        return check_count("max_episodes", usual if self.max_episodes is None else self.max_episodes)
+        return check_count("max_episodes", prepared.test_episodes if self.max_episodes is None else self.max_episodes)
 
 
 class Pilot(NamedTuple):
@@ -169,8 +166,8 @@ def certificates_of(folder: store.Run) -> list[dict[str, Any]]:
     return read(folder.path(CERTIFICATE)) if folder.path(CERTIFICATE).exists() else []
 
 
-def positions_of(folder: store.Run, seed: int) -> dict[float, float]:
-    """Where the dial of a seed's policy may stand, by the safety that is certified there for the limit of training."""
+def positions_of(folder: store.Run, seed: int) -> dict[float, int]:
+    """Where the dial of a seed may stand, by the safety that is certified there for the limit of training."""
     limits = [float(c["limit"]) for c in folder.config["derived"]["algorithm"]["constraints"]]
     return {
         entry["claims"][0]["safety"]: entry["policy"]["position"]
@@ -300,9 +297,8 @@ def refuse_choice(entry: Mapping[str, Any]) -> str | None:
 def refuse_rerun(entry: Mapping[str, Any], folder: store.Run, tick: Closing | None) -> str | None:
     """Why its episodes, run again, end otherwise."""
     prepared, rows = prepared_of(folder.config), entry["claims"]
-    _, policy = load_policy(folder, entry["policy"]["seed"])
-    position = entry["policy"].get("position")
-    policy = policy if position is None else policy.at(position)
+    dial, position = load_dial(folder, entry["policy"]["seed"]), entry["policy"].get("position")
+    policy = load_policy(folder, entry["policy"]["seed"])[1] if dial is None else dial.at(position)
     limits = entry["environment"]["budget_starts_at"]
     env = with_limits(prepared.env, tuple(limits)) if limits else prepared.env
     claims: list[Claim] = [certificate.claim_of(row) for row in rows]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from tqpo import store
 from tqpo.algorithms.settings import Constraint
@@ -30,14 +31,13 @@ from tqpo.training.certificates import (
     with_limits,
 )
 from tqpo.training.job import Prepared, has_dial, prepared_of
-from tqpo.training.policies import load_policies, load_policy, save_policies
+from tqpo.training.policies import load_dial, load_policies, load_policy, save_policies
 from tqpo.training.progress import Say
 from tqpo.types import Key
 
 PILOT_SEED = 2_000_003  # these episodes share no key with training or evaluation
 TEST_SEED = 4_000_037  # nor these with any of them
 ASKED_SEEDS = (5_000_011, 6_000_011)  # of pilot and test where another level is asked of a dial
-POSITIONS = tuple(round(i / 6, 3) for i in range(-6, 7))  # of a dial
 MEANS_CONFIDENCE = 0.9  # two-sided, with which the pilot must keep a bound on a mean: no certificate covers it
 
 
@@ -63,48 +63,53 @@ def choose_policies(folder: store.Run, prepared: Prepared, final: ActorPolicy, l
     chosen, kept, facts = [], [], []
     for place, seed in enumerate(prepared.job.seeds):
         own = {i: jax.tree.map(lambda x, at=place: x[at], policies) for i, policies in snapshots.items()}
-        own = candidates_of(prepared, own, last)
         choice = choose(prepared, own, seed, prepared.selection_episodes, most)
         chosen.append(choice)
-        kept.append(own[choice.label])
-        facts.append({"seed": seed, "iteration": iteration_of(prepared, choice, last)})
-        what = f"its dial at {choice.label:+g}" if has_dial(prepared.config) else f"iteration {choice.label} of {last}"
-        say(f"seed {seed}: the policy of {what} is kept{outcome(choice)}")
-    save_policies(folder, prepared, jax.tree.map(lambda *x: jax.numpy.stack(x), *kept), facts)
-    keep_certificates(folder, prepared, dict(zip(prepared.job.seeds, chosen, strict=True)))
+        kept.append(kept_of(prepared, own, choice))
+        facts.append(fact_of(prepared, seed, own, choice))
+        say(f"seed {seed}: the policy of iteration {choice.label} of {last} is kept{outcome(choice)}")
+    save_policies(folder, prepared, stack(kept), facts)
+    keep_certificates(folder, prepared, dict(zip(prepared.job.seeds, chosen, strict=True)), list(snapshots))
 
 
-def keep_certificates(folder: store.Run, prepared: Prepared, chosen: Mapping[int, Choice]) -> None:
-    """Writes what was found of each seed's policy, once the policies are saved."""
+def keep_certificates(
+    folder: store.Run, prepared: Prepared, chosen: Mapping[int, Choice], iterations: list[int]
+) -> None:
+    """Writes what was found of each seed's policy, once the policies are saved; `iterations` are those chosen among."""
     limits = tuple(float(c.limit) for c in prepared.asked if c.kind == "quantile")
-    entries = [
-        at_label(entry_of(folder, prepared, seed, c.found, c.keys, c.most, limits), prepared, c)
-        for seed, c in chosen.items()
-        if c.found
-    ]
+    entries = [entry_of(folder, prepared, s, c.found, c.keys, c.most, limits) for s, c in chosen.items() if c.found]
+    if has_dial(prepared.config):
+        positions = [iterations.index(c.label) for c in chosen.values() if c.found]
+        entries = [at_position(entry, at) for entry, at in zip(entries, positions, strict=True)]
     if entries:
         add_certificates(folder, entries)
 
 
-def at_positions(policy: ActorPolicy) -> dict[float, ActorPolicy]:
-    """A policy with its dial at each of its positions."""
-    return {position: policy.at(position) for position in POSITIONS}
+def stack(policies: list[ActorPolicy]) -> ActorPolicy:
+    return jax.tree.map(lambda *x: jnp.stack(x), *policies)
 
 
-def candidates_of(prepared: Prepared, snapshots: Mapping[int, ActorPolicy], last: int) -> Mapping[Any, ActorPolicy]:
-    """What is chosen among: a seed's snapshots by iteration, or the positions of the last one's dial."""
-    return at_positions(snapshots[last]) if has_dial(prepared.config) else snapshots
+def kept_of(prepared: Prepared, own: Mapping[int, ActorPolicy], choice: Choice) -> ActorPolicy:
+    """What is kept of a seed's snapshots: the chosen one, or all of them where they are the positions of a dial."""
+    return stack(list(own.values())) if has_dial(prepared.config) else own[choice.label]
 
 
-def iteration_of(prepared: Prepared, choice: Choice, last: int) -> int:
-    """The iteration that a kept policy is of."""
-    return last if has_dial(prepared.config) else choice.label
+def fact_of(prepared: Prepared, seed: int, own: Mapping[int, ActorPolicy], choice: Choice) -> dict[str, int]:
+    """Which policy of a seed was chosen, as `policy.json` keeps it."""
+    position = {"position": list(own).index(choice.label)} if has_dial(prepared.config) else {}
+    return {"seed": seed, "iteration": choice.label} | position
 
 
-def at_label(entry: dict[str, Any], prepared: Prepared, choice: Choice) -> dict[str, Any]:
-    """An entry that says where the dial stood, if there is one."""
-    position = {"position": choice.label} if has_dial(prepared.config) else {}
-    return entry | {"policy": entry["policy"] | position}
+def at_position(entry: dict[str, Any], position: int) -> dict[str, Any]:
+    """An entry that says where the dial stood."""
+    return entry | {"policy": entry["policy"] | {"position": position}}
+
+
+def asking_of(prepared: Prepared, constraints: tuple[Constraint, ...]) -> Prepared:
+    """The same job where other limits and levels are asked for."""
+    config = dataclasses.replace(prepared.config, constraints=constraints)
+    limits = tuple(float(c.limit) for c in constraints)
+    return dataclasses.replace(prepared, env=with_limits(prepared.env, limits), config=config)
 
 
 def certify(folder: store.Run, asked: Asked, seed: int | None = None, tick: Closing | None = None) -> list[dict]:
@@ -114,18 +119,18 @@ def certify(folder: store.Run, asked: Asked, seed: int | None = None, tick: Clos
         return certify_run(folder, asked, seed, tick)
     check_physics(prepared.env, asked.physics, prepared.job.task)
     constraints, most = asked.constraints(prepared), asked.most(prepared)
-    limits = tuple(float(c.limit) for c in constraints)
-    config = dataclasses.replace(prepared.config, constraints=constraints)
-    asking = dataclasses.replace(prepared, env=with_limits(prepared.env, limits), config=config)
+    asking, limits = asking_of(prepared, constraints), tuple(float(c.limit) for c in constraints)
     entries = []
-    for s, policy in (load_policies(folder) if seed is None else dict([load_policy(folder, seed)])).items():
-        own = at_positions(policy)
+    for s in load_policies(folder) if seed is None else [load_policy(folder, seed)[0]]:
+        dial = load_dial(folder, s)
+        assert dial is not None
+        own = {position: dial.at(position) for position in range(dial.size)}
         choice = choose(asking, own, s, prepared.selection_episodes, most, asked.confidence, ASKED_SEEDS)
         if asked.physics == "jax" and choice.found:
             entry = entry_of(folder, prepared, s, choice.found, choice.keys, choice.most, limits)
         else:
             entry = certify_policy(folder, prepared, s, own[choice.label], asked, tick)
-        entries.append(at_label(entry, prepared, choice))
+        entries.append(at_position(entry, choice.label))
     return entries
 
 
@@ -144,15 +149,19 @@ def choose(
     most: int,
     confidence: float = CONFIDENCE,
     roots: tuple[int, int] = (PILOT_SEED, TEST_SEED),
+    seen: Mapping[Any, Totals] | None = None,
 ) -> Choice:
     """The policy of a seed that is kept among labelled ones, in at most so many episodes of all tests together.
 
     Where none is certified it is the safest by the pilot; where no constraint bounds a probability, the best by the pilot.
+    `seen` are the pilot's episodes (`look`), where several levels are asked of the same candidates.
     """
     labels, claims = list(candidates), claims_of(prepared.asked, prepared.env.cost_names)
     claims = tuple(claim for claim in claims if len(claim.names) == 1)
     size = pilot_episodes if len(labels) > 1 else 0
-    pilots = [pilot(prepared, candidates[x], key_of(roots[0], seed), size) if size else Pilot() for x in labels]
+    if seen is None and size:
+        seen = look(prepared, candidates, key_of(roots[0], seed), size)
+    pilots = [pilot(prepared, seen[x]) if seen else Pilot() for x in labels]
     order = [labels[i] for i in testing_order(pilots)]
     if not claims:
         return Choice(order[-1], None)
@@ -202,9 +211,13 @@ def load_snapshots(
     return snapshots | {last: final}
 
 
-def pilot(prepared: Prepared, policy: Policy, key: Key, episodes: int) -> Pilot:
-    """How a policy does in fresh episodes, the same ones for all candidates of a seed."""
-    totals, _ = fresh_episodes(prepared.env, policy, key, episodes)
+def look(prepared: Prepared, candidates: Mapping[Any, Policy], key: Key, episodes: int) -> dict[Any, Totals]:
+    """Fresh episodes of each candidate of a seed, the same ones for all."""
+    return {x: fresh_episodes(prepared.env, policy, key, episodes)[0] for x, policy in candidates.items()}
+
+
+def pilot(prepared: Prepared, totals: Totals) -> Pilot:
+    """How a candidate did in these episodes."""
     bounded = [c for c in prepared.asked if c.kind == "quantile"]
     means = [c for c in prepared.asked if c.kind == "mean"]
     shares = [float((totals.costs[:, c.channel] <= float(c.limit)).mean()) for c in bounded]

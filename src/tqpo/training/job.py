@@ -22,13 +22,17 @@ from tqpo.errors import ConfigError, StoreError, UnknownNameError
 from tqpo.evaluation.episodes import check_count
 from tqpo.host.reference import is_reference
 from tqpo.host.spec import HostOptions
+from tqpo.maths import statistics
 from tqpo.store import sealed
 from tqpo.training.program import Group
 from tqpo.types import UNLIMITED, Env, Spec
 
 SNAPSHOT_SHARE = 1 / 3  # of training, at its end, in which snapshots are taken
+DIAL_SHARE, DIAL_POSITIONS = 0.8, 32  # the same where they are the positions of a dial, and how many at least
 SELECTION_EPISODES = 384
 HOST_SELECTION_EPISODES = 64  # on the host, where episodes are dear
+TEST_EPISODES = 10_000  # at most, of a certificate
+HOST_TEST_EPISODES = 1_000
 GONE = {"log_gain": 0.0, "lowest_level": 1.0}  # settings of earlier versions, with the value that changed nothing
 
 
@@ -117,6 +121,8 @@ class Job:
         if derived is None:
             kind = {"own": is_reference(self.task), "host": not isinstance(env, Env)}
             config = preset(self.preset, self.algo, **kind, **self._changes(env))
+            if self.base_algorithm == "budget" and "margin" not in self.settings:
+                config = with_margins(config, TEST_EPISODES if isinstance(env, Env) else HOST_TEST_EPISODES)
         else:
             usual = type(preset(Job.preset, self.algo))()
             config = replace(usual, **{k: v for k, v in derived.items() if k in field_names(usual)})
@@ -124,7 +130,7 @@ class Job:
             begun = self.first_steps or self.steps
             config = replace(config, iterations=math.ceil(begun / steps_of(config.learner)))
         if config.learner.observe_budget:
-            env = observed(env, self.judged_by(config.constraints), config.learner.end_at_limit, has_dial(config))
+            env = observed(env, self.judged_by(config.constraints), config.learner.end_at_limit)
         return Prepared(self, env, config, Group(env, self.base_algorithm, (config,) * len(self.seeds), self.seeds))
 
     def _changes(self, env: Spec) -> dict[str, Any]:
@@ -211,13 +217,20 @@ class Prepared:
 
     @property
     def snapshot_iterations(self) -> list[int]:
-        """When snapshots are taken; the last is the end."""
-        start = self.iterations * (1 - SNAPSHOT_SHARE)
-        return sorted({round(x) for x in np.linspace(start, self.iterations, self.job.snapshots + 1)[1:]})
+        """When snapshots are taken; the last is the end. Those of a dial are its positions, along the whole path."""
+        share, count = SNAPSHOT_SHARE, self.job.snapshots
+        if has_dial(self.config):
+            share, count = DIAL_SHARE, max(count, DIAL_POSITIONS)
+        start = self.iterations * (1 - share)
+        return sorted({round(x) for x in np.linspace(start, self.iterations, count + 1)[1:]})
 
     @property
     def selection_episodes(self) -> int:
         return HOST_SELECTION_EPISODES if self.on_host else SELECTION_EPISODES
+
+    @property
+    def test_episodes(self) -> int:
+        return HOST_TEST_EPISODES if self.on_host else TEST_EPISODES
 
     @property
     def asked(self) -> tuple[Constraint, ...]:
@@ -292,15 +305,27 @@ def steps_of(learner: Any) -> int:
     return learner.n_envs * learner.n_steps
 
 
+def with_margins(config: Any, episodes: int) -> Any:
+    """A config whose constraints on a probability, where they have no margin, hold back what follows from the window that
+    training sees and the episodes of a certificate."""
+    window = config.learner.episode_window
+
+    def own(c: Constraint) -> Constraint:
+        free = c.kind == "quantile" and not c.margin
+        return dataclasses.replace(c, margin=statistics.held_back(c.safety, window, episodes)) if free else c
+
+    return dataclasses.replace(config, constraints=tuple(own(c) for c in config.constraints))
+
+
 def has_dial(config: Any) -> bool:
     return getattr(config, "dial", False)
 
 
-def observed(env: Spec, constraints: tuple[Constraint, ...], ends: bool = False, dial: bool = False) -> Spec:
+def observed(env: Spec, constraints: tuple[Constraint, ...], ends: bool = False) -> Spec:
     """The environment with its budget in view: what is left of each limit on a probability, and of a known length."""
     bounded = [c for c in constraints if c.kind == "quantile"]
     channels, limits = tuple(c.channel for c in bounded), tuple(float(c.limit) for c in bounded)
-    budget = Budget(channels, limits, env.max_steps if env.max_steps < UNLIMITED else None, dial)
+    budget = Budget(channels, limits, env.max_steps if env.max_steps < UNLIMITED else None)
     if isinstance(env, Env):
         return Budgeted(env, budget, ends)
     if ends:

@@ -9,9 +9,9 @@ import jax
 
 from tqpo import networks, store
 from tqpo.errors import ConfigError, StoreError
-from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.evaluation.episodes import ActorPolicy, Dial
 from tqpo.maths.normalize import Moments
-from tqpo.training.job import Prepared
+from tqpo.training.job import Prepared, has_dial
 from tqpo.types import Env, PyTree, Spec, choices, obs_shape
 
 
@@ -21,7 +21,7 @@ def policies_of(state: PyTree) -> ActorPolicy:
 
 
 def save_policies(folder: store.Run, prepared: Prepared, policies: ActorPolicy, chosen: list) -> None:
-    """The policies of all seeds with their frozen normalisers, [runs, …], in one file."""
+    """The policies of all seeds with their frozen normalisers, [runs, …] or of dials [runs, positions, …], in one file."""
     description = {name: getattr(prepared.env, name) for name in ("obs_size", "action_size", "discrete")} | {
         "network": dataclasses.asdict(prepared.config.learner.network),
         "obs_shape": list(obs_shape(prepared.env)),
@@ -31,6 +31,8 @@ def save_policies(folder: store.Run, prepared: Prepared, policies: ActorPolicy, 
         "seeds": list(prepared.job.seeds),
         "chosen": chosen,
     }
+    if has_dial(prepared.config):
+        description["positions"] = int(policies.moments.mean.shape[1])
     folder.save_policy(policies, description)
 
 
@@ -49,11 +51,12 @@ def budget_form(env: Spec) -> dict[str, Any] | None:
 
 
 def template(description: Mapping[str, Any]) -> ActorPolicy:
-    """The shape of the policies that a description speaks of, [runs, …]."""
+    """The shape of the policies that a description speaks of, [runs, …] or of dials [runs, positions, …]."""
     try:
         network = dict(description["network"])
         spec = networks.NetworkSpec(**{**network, "hidden": tuple(network["hidden"])})
-        obs, action, runs = description["obs_size"], description["action_size"], len(description["seeds"])
+        obs, action = description["obs_size"], description["action_size"]
+        shape = (len(description["seeds"]), *([description["positions"]] if "positions" in description else []))
     except (KeyError, TypeError) as error:
         raise StoreError(f"policy.json does not describe a policy: {error}") from None
 
@@ -61,17 +64,36 @@ def template(description: Mapping[str, Any]) -> ActorPolicy:
         spaces = {name: tuple(description.get(name) or ()) for name in ("obs_shape", "choices")}
         discrete = bool(description.get("discrete", False))
         actor = networks.make_network(key, spec, obs, action, {}, discrete=discrete, **spaces).actor
-        position = jax.numpy.zeros(()) if (description.get("budget") or {}).get("dial") else None
-        return ActorPolicy(actor, Moments(*(jax.numpy.zeros(s) for s in ((obs,), (obs,), ()))), position)
+        return ActorPolicy(actor, Moments(*(jax.numpy.zeros(s) for s in ((obs,), (obs,), ()))))
 
-    return eqx.filter_eval_shape(jax.vmap(build), jax.random.split(jax.random.key(0), runs))
+    for _ in shape:
+        build = jax.vmap(build)
+    return eqx.filter_eval_shape(build, jax.random.split(jax.random.key(0), shape))
 
 
 def load_policies(folder: store.Run) -> dict[int, ActorPolicy]:
-    """The policy of each seed."""
+    """The policy of each seed; of one with a dial, at the position that training chose."""
+    description, stacked = load_stacked(folder)
+    own = {seed: jax.tree.map(lambda x, i=i: x[i], stacked) for i, seed in enumerate(description["seeds"])}
+    if "positions" not in description:
+        return own
+    return {entry["seed"]: Dial(own[entry["seed"]]).at(entry["position"]) for entry in description["chosen"]}
+
+
+def load_dial(folder: store.Run, seed: int) -> Dial | None:
+    """The dial of a seed; None in a run without."""
+    description, stacked = load_stacked(folder)
+    if "positions" not in description:
+        return None
+    place = description["seeds"].index(seed)
+    return Dial(jax.tree.map(lambda x: x[place], stacked))
+
+
+def load_stacked(folder: store.Run) -> tuple[dict[str, Any], ActorPolicy]:
+    """What `policy.json` says, and all policies of a run in one."""
     _, description = folder.load_policy()
     stacked, description = folder.load_policy(template(description))
-    return {seed: jax.tree.map(lambda x, i=i: x[i], stacked) for i, seed in enumerate(description["seeds"])}
+    return description, stacked
 
 
 def load_policy(folder: store.Run, seed: int | None = None) -> tuple[int, ActorPolicy]:

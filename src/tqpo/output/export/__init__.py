@@ -7,6 +7,7 @@ no state.
 |---|---|---|
 | `obs` | [batch, O] | the observation, as the environment gives it |
 | `budget` | [batch, F] | what is left of the cost limits, for a policy that sees it; the card says how to compute it |
+| `position` | [] int32 | of a run with a dial: where it stands; the card says what is certified there |
 | `h`, `c` | [batch, H] | memory; zero at the start of an episode |
 | `prev_action` | [batch, A] | the previous action, not clipped; zero at the start of an episode |
 | `prev_reward` | [batch] | the reward of that action; zero at the start of an episode |
@@ -31,10 +32,10 @@ from typing import Any
 
 from tqpo import store
 from tqpo.errors import ConfigError
-from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.evaluation.episodes import ActorPolicy, Dial
 from tqpo.output.export import card
 from tqpo.store import disk
-from tqpo.training.policies import load_policy
+from tqpo.training.policies import load_dial, load_policy
 
 FORMATS = {"onnx": "tqpo.output.export.onnx", "stablehlo": "tqpo.output.export.stablehlo"}
 
@@ -51,6 +52,7 @@ def export(
         out = f"{path}.{to}"
     with store.open_run(path, write=out is None) as folder:
         seed, policy = load_policy(folder, seed)
+        policy = load_dial(folder, seed) or policy
         facts = card.facts_of(folder, seed, policy)
         model, text = encode(policy, to, facts), card.markdown(facts, to).encode()
         if out is not None:
@@ -62,7 +64,7 @@ def export(
         return written
 
 
-def encode(policy: ActorPolicy, to: str, facts: Mapping[str, Any]) -> bytes:
+def encode(policy: ActorPolicy | Dial, to: str, facts: Mapping[str, Any]) -> bytes:
     """The file's content."""
     if to not in FORMATS:
         raise ConfigError(f"to = {to!r}: {' or '.join(FORMATS)}")

@@ -12,7 +12,7 @@ from tqpo.algorithms.presets import DESCRIPTIONS
 from tqpo.envs import make
 from tqpo.envs.budget import Budget
 from tqpo.envs.observation import Slice, slice_table
-from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.evaluation.episodes import ActorPolicy, Dial
 from tqpo.host.reference import is_reference
 from tqpo.maths.distribution import Choices
 from tqpo.maths.statistics import cost_text
@@ -30,7 +30,7 @@ LIMITS = (
 )
 
 
-def facts_of(folder: store.Run, seed: int, policy: ActorPolicy) -> dict[str, Any]:
+def facts_of(folder: store.Run, seed: int, policy: ActorPolicy | Dial) -> dict[str, Any]:
     """All that is known of a seed's policy, as plain JSON values: the card, and the metadata of an ONNX file.
 
     It is read from the folder alone: the environment need not be there.
@@ -67,6 +67,7 @@ def facts_of(folder: store.Run, seed: int, policy: ActorPolicy) -> dict[str, Any
         "observation": observation_of(job),
         "action": description.get("action"),
         "budget": description.get("budget"),
+        "positions": description.get("positions"),
         **signature(policy, description.get("action"), description.get("budget")),
         "limits": list(LIMITS),
     }
@@ -91,15 +92,18 @@ def constraints_of(algorithm: Mapping[str, Any], evaluations: list[dict[str, Any
 
 
 def signature(
-    policy: ActorPolicy, action: Mapping[str, Any] | None = None, budget: Mapping[str, Any] | None = None
+    policy: ActorPolicy | Dial, action: Mapping[str, Any] | None = None, budget: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Names, types and shapes of what goes in and comes out; the package's docstring says what they mean."""
-    actor = policy.actor
-    obs, actions = (["batch", int(x.shape[-1])] for x in (policy.moments.mean, actor.mean.bias))
+    one = policy.policies if isinstance(policy, Dial) else policy
+    actor = one.actor
+    obs, actions = (["batch", int(x.shape[-1])] for x in (one.moments.mean, actor.mean.bias))
     inputs, outputs = [port("obs", obs)], [port("action", actions)]
     if budget is not None:
         size = Budget.of(budget).size
         inputs = [port("obs", ["batch", obs[1] - size]), port("budget", ["batch", size])]
+    if isinstance(policy, Dial):
+        inputs += [port("position", [], "int32")]
     several = [len(actor.log_std.sizes)] if isinstance(actor.log_std, Choices) else []
     choice = actor.log_std is None or bool(several)
     if choice:
@@ -110,7 +114,7 @@ def signature(
         shape = several or np.shape(action.get("low", 0))
         outputs += [port("env_action", ["batch", *shape], "int32" if choice else "float32")]
     if actor.lstm is not None:
-        memory = ["batch", int(actor.lstm.weight_rec.shape[0])]
+        memory = ["batch", int(actor.lstm.weight_rec.shape[-2])]
         inputs += [port("h", memory), port("c", memory), port("prev_action", actions), port("prev_reward", ["batch"])]
         outputs += [port("h_next", memory), port("c_next", memory)]
     return {"inputs": inputs, "outputs": outputs}
@@ -157,6 +161,7 @@ def markdown(facts: Mapping[str, Any], to: str) -> str:
         port_table(facts["inputs"]),
         *(["`obs` holds", slice_table(Slice(**part) for part in facts["observation"])] if facts["observation"] else []),
         *budget_lines(facts["budget"]),
+        *dial_lines(facts["positions"]),
         "## Outputs",
         port_table(facts["outputs"]),
         "`action` is the likeliest action, in [-1, 1]. " + SAMPLING["index" in {p["name"] for p in facts["outputs"]}]
@@ -182,7 +187,7 @@ def certificate_lines(certificates: list[dict[str, Any]]) -> list[str]:
         return []
     rows = [
         f"- {row['sentence']} ({c['environment']['physics']} physics"
-        + (f", `position` {c['policy']['position']:+g})" if "position" in c["policy"] else ")")
+        + (f", `position` {c['policy']['position']})" if "position" in c["policy"] else ")")
         for c in certificates
         for row in c["claims"]
     ]
@@ -200,14 +205,20 @@ def budget_lines(budget: Mapping[str, Any] | None) -> list[str]:
     limits = ", ".join(
         f"{budget['cost_names'][k]}: d = {limit:g}" for k, limit in zip(shown.channels, shown.limits, strict=True)
     )
-    dial = " `position` is where the dial stands, from −1 to 1: see the certificates." if shown.dial else ""
     time = f" `time_left` is 1 − t/{shown.horizon} after t steps." if shown.horizon is not None else ""
     return [
         f"`budget` holds {', '.join(names)}, for the limits {limits}. With C the episode's cost so far (0 at its start, "
         f"the cost of every step added): `remaining` is (d − C)/d clipped to [-1, 1], `lost` is 1 where C > d, "
-        f"`nearness` is 1 − 4·(d − C)/d clipped to [0, 1].{time}{dial} A policy that is not told its cost acts as if its "
+        f"`nearness` is 1 − 4·(d − C)/d clipped to [0, 1].{time} A policy that is not told its cost acts as if its "
         "budget were full: its safety above does not hold then."
     ]
+
+
+def dial_lines(positions: int | None) -> list[str]:
+    """What the input `position` is."""
+    if positions is None:
+        return []
+    return [f"`position` is where the dial stands, from 0, bold, to {positions - 1}, careful: see the certificates."]
 
 
 ACTS = {"sampled": "sampled actions", "mean": "`action` itself"}

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tqpo import networks
 from tqpo.errors import ConfigError
-from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.evaluation.episodes import ActorPolicy, Dial
 from tqpo.maths.distribution import Choices
 from tqpo.maths.normalize import CLIP, scale
 from tqpo.output.export import card
@@ -20,9 +20,10 @@ DTYPES = {"float32": TensorProto.FLOAT, "int32": TensorProto.INT32}
 
 
 class Graph:
-    """Nodes and constants, in order. An operator takes and gives names."""
+    """Nodes and constants, in order. An operator takes and gives names. Weights of a dial are those of its position."""
 
-    def __init__(self) -> None:
+    def __init__(self, dial: bool) -> None:
+        self.dial = dial
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
 
@@ -37,17 +38,22 @@ class Graph:
         self.nodes.append(helper.make_node(kind, inputs, [name], **attributes))
         return name
 
+    def weight(self, value: Any) -> str:
+        name = self.constant(value)
+        return self("Gather", name, "position", axis=0) if self.dial else name
+
     def linear(self, x: str, weight: Any, bias: Any) -> str:
-        return self("Gemm", x, self.constant(weight), self.constant(bias))
+        return self("Gemm", x, self.weight(weight), self.weight(bias))
 
 
-def encode(policy: ActorPolicy, facts: Mapping[str, Any]) -> bytes:
+def encode(policy: ActorPolicy | Dial, facts: Mapping[str, Any]) -> bytes:
     """The file's content; `facts` become its metadata, as text or JSON, and the card its description."""
-    graph = Graph()
+    graph = Graph(isinstance(policy, Dial))
+    policy = policy.policies if isinstance(policy, Dial) else policy
     actor, moments = policy.actor, policy.moments
     obs = graph("Concat", "obs", "budget", axis=1) if facts["budget"] else "obs"
-    centred = graph("Sub", obs, graph.constant(moments.mean))
-    x = clip(graph, graph("Div", centred, graph.constant(scale(moments))), CLIP)
+    centred = graph("Sub", obs, graph.weight(moments.mean))
+    x = clip(graph, graph("Div", centred, graph.weight(scale(moments))), CLIP)
     if not isinstance(actor.body, networks.MLP):
         raise ConfigError("a policy with a trunk of its own: --to stablehlo exports it")
     for layer in actor.body.layers:
@@ -85,8 +91,8 @@ def cell(graph: Graph, lstm: networks.LSTM, features: str) -> str:
     """One step of the LSTM, `networks._cell`: gives h_next, and c_next beside it."""
     reward = graph("Unsqueeze", "prev_reward", graph.constant([1], np.int64))
     x = graph("Concat", features, "prev_action", reward, axis=1)
-    inputs = graph.linear(x, lstm.weight_in, np.asarray(lstm.bias).sum(0))
-    gates = graph("Add", inputs, graph("MatMul", "h", graph.constant(lstm.weight_rec)))
+    inputs = graph.linear(x, lstm.weight_in, np.asarray(lstm.bias).sum(-2))
+    gates = graph("Add", inputs, graph("MatMul", "h", graph.weight(lstm.weight_rec)))
     pieces = [f"gate_{name}" for name in "ifgo"]
     graph.nodes.append(helper.make_node("Split", [gates], pieces, axis=1))
     kinds = ("Sigmoid", "Sigmoid", "Tanh", "Sigmoid")
@@ -99,11 +105,11 @@ def read_action(graph: Graph, actor: networks.Actor, features: str) -> None:
     out = graph.linear(features, actor.mean.weight, actor.mean.bias)
     if actor.log_std is not None and not isinstance(actor.log_std, Choices):
         clip(graph, graph("Tanh", out), 1.0, gives="action")
-        graph("Identity", graph.constant(actor.log_std), gives="log_std")
+        graph("Identity", graph.weight(actor.log_std), gives="log_std")
         return
     graph("Identity", out, gives="logits")
     several = isinstance(actor.log_std, Choices)
-    sizes = actor.log_std.sizes if isinstance(actor.log_std, Choices) else (actor.mean.bias.shape[0],)
+    sizes = actor.log_std.sizes if isinstance(actor.log_std, Choices) else (actor.mean.bias.shape[-1],)
     pieces = [f"logits_{k}" for k in range(len(sizes))] if several else [out]
     if several:
         graph.nodes.append(helper.make_node("Split", [out, graph.constant(sizes, np.int64)], pieces, axis=1))

@@ -14,7 +14,7 @@ import jax.export
 import jax.numpy as jnp
 
 from tqpo import networks
-from tqpo.evaluation.episodes import ActorPolicy
+from tqpo.evaluation.episodes import ActorPolicy, Dial
 from tqpo.host.actions import to_env
 from tqpo.maths import distribution, normalize
 from tqpo.types import Array
@@ -22,14 +22,18 @@ from tqpo.types import Array
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-def encode(policy: ActorPolicy, facts: Mapping[str, Any]) -> bytes:
+def encode(policy: ActorPolicy | Dial, facts: Mapping[str, Any]) -> bytes:
     """The file's content."""
     (batch,) = jax.export.symbolic_shape("batch")
     shapes = {
         port["name"]: jax.ShapeDtypeStruct(tuple(batch if n == "batch" else n for n in port["shape"]), port["dtype"])
         for port in facts["inputs"]
     }
-    program = jax.jit(lambda inputs: give_action(facts["action"], step(policy, inputs)))
+
+    def at(inputs: dict[str, Array]) -> ActorPolicy:
+        return policy.at(inputs["position"]) if isinstance(policy, Dial) else policy
+
+    program = jax.jit(lambda inputs: give_action(facts["action"], step(at(inputs), inputs)))
     return bytes(jax.export.export(program, platforms=PLATFORMS)(shapes).serialize())
 
 
