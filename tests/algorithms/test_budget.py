@@ -304,7 +304,7 @@ def test_the_aim_falls_to_the_level_and_the_ramp_is_a_share_of_training():
 def test_with_a_dial_the_aim_passes_every_level_of_the_path_and_only_falls():
     config = preset("fast", "budget-dial", iterations=1000)
     aims = np.array([float(budget.path(jnp.array(k), config)) for k in range(0, 1001, 10)])
-    assert np.all(np.diff(aims) < 0)
+    assert np.all(np.diff(aims) <= 0)
     for share, aim in budget.PATH:
         np.testing.assert_allclose(budget.path(jnp.array(1000 * share), config), aim, rtol=1e-4)
     assert budget.path(jnp.array(5000), config) == aims[-1]
@@ -317,7 +317,7 @@ def test_the_control_by_hand_and_its_integral_cannot_wind_up():
     np.testing.assert_allclose([integral[0], np.log(lam[0])], [-0.95, -0.45], rtol=1e-5)
     for _ in range(60):
         integral, lam = budget.control(integral, jnp.array([1.5]), config)
-    np.testing.assert_allclose([integral[0], np.log(lam[0])], [4, 4], rtol=1e-5)
+    np.testing.assert_allclose([integral[0], np.log(lam[0])], [5, 5], rtol=1e-5)
     integral, lam = budget.control(integral, jnp.array([-1.5]), config)
     np.testing.assert_allclose([integral[0], np.log(lam[0])], [3.85, 2.35], rtol=1e-5)
 
