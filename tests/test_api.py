@@ -148,8 +148,8 @@ def test_a_function_is_called_after_each_chunk_and_may_stop(tmp_path):
         return len(seen) == 3
 
     small = {"steps": jobs.STEPS, "settings": jobs.SETTINGS, "task_settings": jobs.TASK, "snapshots": 1}
-    tqpo.train("SimpleEnv", out=tmp_path / "run", episodes=5, quiet=True, on_chunk=on_chunk, **small)
-    assert seen == [(200, (1, 1)), (400, (1, 1)), (600, (1, 1))]
+    tqpo.train("SimpleEnv", out=tmp_path / "run", seeds=2, episodes=5, quiet=True, on_chunk=on_chunk, **small)
+    assert seen == [(200, (1, 2)), (400, (1, 2)), (600, (1, 2))]
     tqpo.resume(tmp_path / "run", episodes=5, quiet=True, on_chunk=lambda step, _: seen.append(step))
     assert seen[3:] == [200 * n for n in range(4, jobs.ITERATIONS + 1)]
     assert tqpo.report(tmp_path / "run", tmp_path / "page.html").exists()
