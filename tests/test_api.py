@@ -102,9 +102,9 @@ def test_predict_on_a_batch_is_act_on_each(kind):
 
 
 def test_evaluate_says_how_safe(run):
-    found = tqpo.evaluate(run, episodes=10, deterministic=True)
+    found = tqpo.evaluate(run, episodes=20, deterministic=True)
     assert found["deterministic"]
-    assert "of 20 episodes" in found["verdict"]["sentence"]
+    assert "of 40 episodes" in found["verdict"]["sentence"]
 
 
 def test_evaluate_keeps_what_the_command_keeps_and_renews_the_report(run):
@@ -117,7 +117,7 @@ def test_evaluate_keeps_what_the_command_keeps_and_renews_the_report(run):
 
 
 def test_a_result_shows_itself_in_short(run):
-    found = tqpo.evaluate(run, episodes=10)
+    found = tqpo.evaluate(run, episodes=11)
     text = repr(found)
     assert isinstance(found, dict)
     assert found["verdict"]["sentence"] in text
@@ -148,9 +148,9 @@ def test_a_function_is_called_after_each_chunk_and_may_stop(tmp_path):
         return len(seen) == 3
 
     small = {"steps": jobs.STEPS, "settings": jobs.SETTINGS, "task_settings": jobs.TASK, "snapshots": 1}
-    tqpo.train("SimpleEnv", out=tmp_path / "run", episodes=5, quiet=True, on_chunk=on_chunk, **small)
-    assert seen == [(200, (1, 1)), (400, (1, 1)), (600, (1, 1))]
-    tqpo.resume(tmp_path / "run", episodes=5, quiet=True, on_chunk=lambda step, _: seen.append(step))
+    tqpo.train("SimpleEnv", out=tmp_path / "run", seeds=2, episodes=20, quiet=True, on_chunk=on_chunk, **small)
+    assert seen == [(200, (1, 2)), (400, (1, 2)), (600, (1, 2))]
+    tqpo.resume(tmp_path / "run", episodes=20, quiet=True, on_chunk=lambda step, _: seen.append(step))
     assert seen[3:] == [200 * n for n in range(4, jobs.ITERATIONS + 1)]
     assert tqpo.report(tmp_path / "run", tmp_path / "page.html").exists()
 

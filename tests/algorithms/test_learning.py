@@ -71,7 +71,7 @@ def test_bandit(algorithm):
     np.testing.assert_allclose(jax.vmap(mean, (0, None))(learned, obs), np.broadcast_to(obs / 2, (2, 2, 1)), atol=0.15)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+@pytest.mark.parametrize("kind", ["mlp", pytest.param("lstm", marks=pytest.mark.slow)])
 def test_discrete_choice(kind):
     """Chance gets a third of them right."""
     _, metrics, returns = learn(Choice(), "tqpo", 40, kind)
@@ -116,7 +116,7 @@ def test_a_memory_remembers():
     assert (returns[-5:].mean(0) > 0.6).all()
 
 
-@pytest.mark.parametrize("algorithm", ["ppo-lag", "qcpo", "tqpo"])
+@pytest.mark.parametrize("algorithm", ["ppo-lag", pytest.param("qcpo", marks=pytest.mark.slow), "tqpo"])
 def test_two_arms(algorithm):
     """The mean constraint admits the risky arm, the quantile constraint forbids it.
 

@@ -167,8 +167,16 @@ def test_fewer_steps_than_an_iteration_are_said_before_training(monkeypatch, cap
     words = jobs.arguments(tmp_path / "run")
     words[words.index("--steps") + 1] = "10"
     words.insert(words.index("--set") + 1, "hidden=8,8")
-    code, out, _ = call(monkeypatch, capsys, *words)
-    assert (code, out.startswith("steps = 10: an iteration has 200, so this is one of them\n")) == (0, True)
+    said = []
+
+    def untrained(_group, _iterations, _folder, position, *_):
+        said.append(capsys.readouterr().out)
+        return position
+
+    monkeypatch.setattr(loop, "drive", untrained)
+    monkeypatch.setattr(loop, "choose_policies", lambda *_: None)
+    code, _, _ = call(monkeypatch, capsys, *words)
+    assert (code, said[0].startswith("steps = 10: an iteration has 200, so this is one of them\n")) == (0, True)
     assert store.open_run(tmp_path / "run").config["derived"]["algorithm"]["learner"]["network"]["hidden"] == [8, 8]
 
 

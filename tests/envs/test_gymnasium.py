@@ -129,7 +129,7 @@ def test_six_values_for_safety_gymnasium():
 # Layouts.
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", EACH)
 def test_layout_goes_round(name):
     env = make(name, physics="mujoco")
     layout = env.reset(seed=3)[1]["layout"]

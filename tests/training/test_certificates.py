@@ -263,7 +263,6 @@ class TestCommands:
     def test_training_that_must_be_certified(self, monkeypatch, capsys, tmp_path):
         monkeypatch.setattr(job, "TEST_EPISODES", 300)
         words = jobs.arguments(tmp_path / "run")
-        words[words.index("--seeds") + 1] = "1"
         code, out, _ = call(
             monkeypatch, capsys, *words, "--cost-limit", "0", "--safety", "0.999", "--require-certificate"
         )

@@ -162,7 +162,7 @@ def test_schedules_keep_their_length_in_an_extended_run():
     assert longer.prepare().iterations == 4 * jobs.ITERATIONS
 
 
-def test_a_run_starts_with_what_another_has_learned(trained, tmp_path):
+def test_a_run_starts_with_what_another_has_learned(trained, tmp_path, monkeypatch):
     """Its policy, critics and λ; with another limit, seed and layout. Its network is that of the other."""
     first = jobs.small_job()
     job = jobs.small_job(
@@ -184,11 +184,14 @@ def test_a_run_starts_with_what_another_has_learned(trained, tmp_path):
         state.learner.network.readouts["critic"].weight, last["learner.network.readouts.critic.weight"][[1, 0]]
     )
     assert not np.any(state.learner.iteration)
+    begun = []
+    monkeypatch.setattr(loop, "train_job", lambda _, folder, position, __: begun.append(position.state) or folder)
     with loop.train(job, tmp_path / "run", QUIET) as folder:
         origin = folder.config["init_from"]
         source = store.open_run(trained)
         assert (origin["run"], origin["policy"]) == (source.id, source.policy_sha256())
         assert Job.from_description(folder.config).init_from == str(trained)
+    assert store.pack(begun[0]) == store.pack(state)
 
 
 def test_a_run_cannot_start_with_another_network(trained):

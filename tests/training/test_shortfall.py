@@ -4,15 +4,16 @@ import jobs
 import numpy as np
 import pytest
 
-from tqpo.training import loop, shortfall
+from tqpo import store
+from tqpo.training import shortfall
 from tqpo.training.shortfall import advice, bound_of
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """One iteration, whose metrics the tests replace."""
+    """One iteration long, and never trained: the tests replace its metrics."""
     job = jobs.small_job(steps=200, seeds=(0,), snapshots=1)
-    with loop.train(job, tmp_path_factory.mktemp("shortfall") / "run", loop.Options(quiet=True)) as folder:
+    with store.create(tmp_path_factory.mktemp("shortfall") / "run", job.prepare().describe()) as folder:
         return folder
 
 

@@ -4,7 +4,7 @@ from tqpo.store.disk import DamagedError, StoreWarning
 from tqpo.store.lock import LockedError
 from tqpo.store.metrics import rows_of_chunk
 from tqpo.store.pytree import named_leaves, pack
-from tqpo.store.run import Run, create, is_shipped, open_run, shipped
+from tqpo.store.run import Run, create, is_shipped, open_run, refuse_used, shipped
 
 __all__ = [
     "DamagedError",
@@ -16,6 +16,7 @@ __all__ = [
     "named_leaves",
     "open_run",
     "pack",
+    "refuse_used",
     "rows_of_chunk",
     "shipped",
 ]

@@ -40,11 +40,11 @@ def create(path: str | os.PathLike, config: Mapping[str, Any], on_warning: OnWar
     folder = pathlib.Path(path).absolute()
     settings = sealed.encode(dict(config))
     with disk.writing(folder):
-        _refuse_used(folder)
+        refuse_used(folder)
         folder.mkdir(parents=True, exist_ok=True)
     held = lock.take(folder / LOCK)
     try:
-        _refuse_used(folder)  # someone may have been faster
+        refuse_used(folder)  # someone may have been faster
         disk.tidy(folder)
         manifest = Manifest.new(folder, settings)
         disk.write_bytes(folder / CONFIG, settings)
@@ -56,8 +56,9 @@ def create(path: str | os.PathLike, config: Mapping[str, Any], on_warning: OnWar
     return Run(folder, manifest, sealed.decode(settings, folder / CONFIG), held, on_warning)
 
 
-def _refuse_used(folder: pathlib.Path) -> None:
+def refuse_used(path: str | os.PathLike) -> None:
     """Only a folder that is empty, or where `create` itself was cut short, may become a run."""
+    folder = pathlib.Path(path).absolute()
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file: choose a folder that does not exist yet")
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()

@@ -95,6 +95,7 @@ class Position(NamedTuple):
 
 def train(job: Job, out: str | os.PathLike, options: Options | None = None) -> store.Run:
     """Trains a job into a new folder. Returns the run, open for writing, its policies saved."""
+    store.refuse_used(out)  # before the seconds that the first weights take
     options, prepared = options or Options(), start.inheriting(job).prepare()  # errors come before there is a folder
     state = start.state_of(prepared)
     folder = store.create(out, prepared.describe() | {"episodes": options.episodes} | start.origin(job))
