@@ -317,7 +317,7 @@ def test_the_control_by_hand_and_its_integral_cannot_wind_up():
     np.testing.assert_allclose([integral[0], np.log(lam[0])], [-0.95, -0.45], rtol=1e-5)
     for _ in range(60):
         integral, lam = budget.control(integral, jnp.array([1.5]), config)
-    np.testing.assert_allclose([integral[0], np.log(lam[0])], [5, 5], rtol=1e-5)
+    np.testing.assert_allclose([integral[0], np.log(lam[0])], [4, 4], rtol=1e-5)
     integral, lam = budget.control(integral, jnp.array([-1.5]), config)
     np.testing.assert_allclose([integral[0], np.log(lam[0])], [3.85, 2.35], rtol=1e-5)
 

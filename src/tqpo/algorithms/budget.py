@@ -57,7 +57,8 @@ from tqpo.maths import returns
 from tqpo.networks import Head
 from tqpo.types import Array, Key, Spec
 
-LOG_START, LOG_LOWEST, LOG_HIGHEST = -1.0, -6.0, 5.0  # of log λ
+LOG_START, LOG_LOWEST, LOG_HIGHEST = -1.0, -6.0, 4.0  # of log λ
+DIAL_HIGHEST = 5.0  # the last of these with a dial
 MAX_ERROR = 1.5  # of the control
 SATURATED = 2.0  # of a mean before its tanh
 PATH = (
@@ -73,7 +74,7 @@ PATH = (
 @settings
 class Config:
     learner: LearnerConfig = LearnerConfig(observe_budget=True)
-    constraints: tuple[Constraint, ...] = (Constraint(),)
+    constraints: tuple[Constraint, ...] = (Constraint(margin=0.2),)
     iterations: int = 0  # of this training, which `ramp` is a share of; 0: unknown, the ramps are over
     outage_weight: float = 10.0  # w_out: of the advantage of crossing the limit
     outage_gae_lambda: float = 0.99  # of that advantage
@@ -84,7 +85,7 @@ class Config:
     dial: bool = static(default=False)  # κ passes every level on its way, and the policies of that path are kept
     saturation_weight: float = 0.0  # of means far out on their tanh
     proportional_gain: float = 1.0  # of the control of log λ
-    integral_gain: float = 0.02  # of that control, per iteration
+    integral_gain: float = 0.015  # of that control, per iteration
 
 
 class State(NamedTuple):
@@ -135,8 +136,9 @@ def control_error(
 
 def control(integral: Array, error: Array, config: Config) -> tuple[Array, Array]:
     """log λ = I + K_p·e with I ← I + K_i·e, both bounded: an integral that cannot leave the range of λ cannot wind up."""
-    integral = jnp.clip(integral + config.integral_gain * error, LOG_LOWEST, LOG_HIGHEST)
-    return integral, jnp.exp(jnp.clip(integral + config.proportional_gain * error, LOG_LOWEST, LOG_HIGHEST))
+    highest = DIAL_HIGHEST if config.dial else LOG_HIGHEST
+    integral = jnp.clip(integral + config.integral_gain * error, LOG_LOWEST, highest)
+    return integral, jnp.exp(jnp.clip(integral + config.proportional_gain * error, LOG_LOWEST, highest))
 
 
 def outage_targets(

@@ -74,7 +74,7 @@ def of_all(
         "ppo-lag": ppo_lag.Config(learner=learner, constraints=MEAN, dual=untilted),
         "qcpo": qcpo.Config(learner=learner, constraints=quantile, dual=untilted),
         "tqpo": tqpo.Config(learner=learner, constraints=quantile, **of_tqpo),
-        "budget": budget.Config(learner=dataclasses.replace(learner, observe_budget=True)),
+        "budget": budget.Config(learner=dataclasses.replace(learner, observe_budget=True), constraints=FAST_QUANTILE),
     }
 
 
@@ -91,8 +91,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         baseline="separate",
         step_window=10_000,  # of 100 episodes' 100,000 steps, every tenth: q̂ is a sort in every iteration
         step_stride=10,
-    )
-    | {"budget": budget.Config(learner=dataclasses.replace(FAST_LEARNER, observe_budget=True, learning_rate=4e-4))},
+    ),
 }
 
 # What a preset changes in our own tasks.
@@ -105,7 +104,6 @@ HOST: dict[str, dict[str, Any]] = {
         "n_steps": 512,
         "epochs": 10,
         "minibatches": 32,
-        "learning_rate": 3e-4,
         "normalize_advantage": True,  # rewards of any scale
         "episode_window": 50,
         "step_window": 8192,  # two batches
@@ -130,7 +128,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tqpo-observed": ("tqpo", {"observe_budget": True}),
     "ppo-lag-observed": ("ppo-lag", {"observe_budget": True}),
     "ppo-early": ("ppo", {"observe_budget": True, "end_at_limit": True}),
-    "budget-dial": ("budget", {"dial": True, "saturation_weight": 0.03}),
+    "budget-dial": (
+        "budget",
+        {"dial": True, "saturation_weight": 0.03, "learning_rate": 4e-4, "integral_gain": 0.02},
+    ),
     "budget-blind": ("budget", {"observe_budget": False}),
     "budget-no-homotopy": ("budget", {"start_outage": 0.0}),
     "budget-no-dense": ("budget", {"dense_weight": 0.0}),

@@ -32,6 +32,7 @@ def contents(cells: tables.Cells, again: tables.Cells, beside: tables.Cells | No
         "table2": tables.table2(cells),
         "released": tables.released(cells, beside or {}),
         "readings": tables.readings(cells),
+        "certificates": tables.certificates(cells),
         "dial": tables.dial(cells),
         "ablation": tables.ablation(cells, beside or {}),
         "price": tables.price(cells, beside or {}),
