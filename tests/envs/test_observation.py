@@ -113,3 +113,26 @@ def test_a_variant_has_its_own_table():
 def test_the_page_has_the_table(name):
     """`tqpo tasks --observation NAME` prints it."""
     assert f"\n### {name}\n\n{slice_table(make(name).observation_table())}\n" in PAGE.read_text()
+
+
+def test_a_late_cost_is_that_of_the_step_before():
+    """`late_cost` shows in each observation what the other shows one step earlier, and changes nothing else."""
+    usual, late = (make("SimpleEnv", late_cost=flag, max_steps=300) for flag in (False, True))
+    place = next(part.start for part in usual.observation_table() if part.name == "previous_cost")
+    actions = jax.random.uniform(jax.random.key(1), (300, 2), minval=-0.2)
+
+    @jax.jit
+    def seen(key):
+        def walk(task):
+            return jax.lax.scan(task.step, task.reset(key)[0], actions)[1]
+
+        return walk(usual), walk(late)
+
+    ours, theirs = jax.vmap(seen)(jax.random.split(jax.random.key(0), 8))
+    cost = np.asarray(ours.cost)[..., 0]
+    assert cost.sum() > 20
+    np.testing.assert_array_equal(np.asarray(ours.obs)[:, :, place], cost)
+    np.testing.assert_array_equal(np.asarray(theirs.obs)[:, 1:, place], cost[:, :-1])
+    np.testing.assert_array_equal(theirs.cost, ours.cost)
+    others = np.arange(ours.obs.shape[-1]) != place
+    np.testing.assert_array_equal(np.asarray(theirs.obs)[..., others], np.asarray(ours.obs)[..., others])

@@ -161,7 +161,7 @@ def markdown(facts: Mapping[str, Any], to: str) -> str:
         port_table(facts["inputs"]),
         *(["`obs` holds", slice_table(Slice(**part) for part in facts["observation"])] if facts["observation"] else []),
         *budget_lines(facts["budget"]),
-        *dial_lines(facts["positions"]),
+        *dial_lines(facts.get("positions")),
         "## Outputs",
         port_table(facts["outputs"]),
         "`action` is the likeliest action, in [-1, 1]. " + SAMPLING["index" in {p["name"] for p in facts["outputs"]}]
