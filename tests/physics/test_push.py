@@ -12,9 +12,10 @@ from tqpo.physics import kernel
 from tqpo.physics.dispatch import make_push
 from tqpo.physics.movable import Boxes, BoxModel
 from tqpo.physics.planar import PlanarRobot
-from tqpo.physics.push import BoxMotion, push_xla
+from tqpo.physics.push import BoxMotion, Fixture, Scene, push_xla
 
-ROBOT, BOX, TRAVEL, RADIUS = PlanarRobot(), BoxModel(), 0.35, 0.1
+TRAVEL = 0.35
+FIXTURE = Fixture(PlanarRobot(), BoxModel(), TRAVEL, radius=0.1)
 N, G = 48, 3
 
 
@@ -49,8 +50,8 @@ def test_the_kernels_push_as_xla_does(monkeypatch, spheres):
     place, speed, acceleration = (1e-5, 5e-3, 5.0) if on_gpu else (1e-12, 1e-10, 1e-8)
     with jax.enable_x64(not on_gpu):
         states = random_states(np.random.default_rng(0), spheres)
-        plain = jax.jit(partial(push_xla, ROBOT, BOX, TRAVEL, RADIUS))(*states)
-        by_kernel = kernel.push_pallas(ROBOT, BOX, TRAVEL, RADIUS, *states)
+        plain = jax.jit(partial(push_xla, FIXTURE))(Scene(*states))
+        by_kernel = kernel.push_pallas(FIXTURE, Scene(*states))
     assert 0.2 < plain.touching.mean() < 0.8
     np.testing.assert_array_equal(by_kernel.touching, plain.touching)
     tolerances = BoxMotion(place, speed, acceleration, Boxes(place, place, speed), 0.0)
@@ -61,4 +62,4 @@ def test_the_kernels_push_as_xla_does(monkeypatch, spheres):
 def test_the_kernels_lower_for_a_gpu(monkeypatch, spheres):
     monkeypatch.setenv("TQPO_PHYSICS", "pallas")
     states = random_states(np.random.default_rng(0), spheres)
-    assert lowered_for_gpu(make_push(ROBOT, BOX, TRAVEL, RADIUS), *states).count("gpu.triton") == 3  # drive, weld, pair
+    assert lowered_for_gpu(make_push(*FIXTURE), *states).count("gpu.triton") == 3  # drive, weld, pair

@@ -16,7 +16,7 @@ from tqpo.errors import ConfigError
 from tqpo.physics.drive import Motion, drive_xla, solve
 from tqpo.physics.movable import BoxModel
 from tqpo.physics.planar import PlanarRobot
-from tqpo.physics.push import BoxMotion, push_xla
+from tqpo.physics.push import BoxMotion, Fixture, Scene, push_xla
 from tqpo.types import Array
 
 
@@ -80,12 +80,12 @@ def make_drive(robot: PlanarRobot, radius: float):
     return flatten_vmap(partial(solve, robot, radius), partial(drive_flat, robot, radius))
 
 
-def push_flat(robot: PlanarRobot, model: BoxModel, travel: float, radius: float, *arrays) -> BoxMotion:
+def push_flat(fixture: Fixture, *arrays) -> BoxMotion:
     if path() == "pallas":
         from tqpo.physics.kernel import push_pallas
 
-        return push_pallas(robot, model, travel, radius, *arrays)
-    return push_xla(robot, model, travel, radius, *arrays)
+        return push_pallas(fixture, Scene(*arrays))
+    return push_xla(fixture, Scene(*arrays))
 
 
 def make_push(robot: PlanarRobot, model: BoxModel, travel: float, radius: float):
@@ -93,7 +93,7 @@ def make_push(robot: PlanarRobot, model: BoxModel, travel: float, radius: float)
 
     Boxes are pulled round circles of radius `travel` [m]; the spheres stand still and have this `radius` [m].
     """
-    flat = partial(push_flat, robot, model, travel, radius)
+    flat = partial(push_flat, Fixture(robot, model, travel, radius))
 
     def single(*args):
         return jax.tree.map(lambda x: x[0], flat(*jax.tree.map(lambda x: jnp.asarray(x)[None], args)))

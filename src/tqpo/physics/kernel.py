@@ -16,7 +16,7 @@ from tqpo.physics import planar
 from tqpo.physics.drive import Motion
 from tqpo.physics.movable import Body, Boxes, BoxModel, Fixed
 from tqpo.physics.planar import PlanarRobot
-from tqpo.physics.push import BoxMotion, Circle, nearest, solve_pair, solve_weld
+from tqpo.physics.push import BoxMotion, Circle, Fixture, Scene, nearest, solve_pair, solve_weld
 from tqpo.types import Array
 
 WARP = 32
@@ -122,24 +122,14 @@ def pair_body(
         out_touching[row] = jnp.sum(jnp.where(pair.touching, 1, 0), dtype=jnp.int32)
 
 
-def push_pallas(
-    robot: PlanarRobot,
-    model: BoxModel,
-    travel: float,
-    radius: float,
-    pose,
-    velocity,
-    control,
-    boxes,
-    gremlins,
-    time,
-    spheres,
-):
-    """A flat batch, as `push.push_xla`."""
+def push_pallas(fixture: Fixture, scene: Scene) -> BoxMotion:
+    """As `push.push_xla`."""
+    robot, model, travel, radius = fixture
+    pose, velocity, control, boxes, gremlins, time, spheres = scene
     n, count = spheres.shape[:2]
     free = drive_pallas(robot, radius, pose, velocity, control, spheres)
     welded = weld_pallas(robot, model, travel, boxes, gremlins, time)
-    index, near = nearest(robot, model, travel, radius, pose, velocity, boxes, gremlins, time, spheres)
+    index, near = nearest(fixture, scene)
     inputs = (near.astype(jnp.int32), index.astype(jnp.int32), pose, velocity, control, *boxes, gremlins, time)
     inputs += (spheres,) if count else ()
     results = (*free, *welded, jnp.zeros(n, jnp.int32))

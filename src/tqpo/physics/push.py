@@ -42,6 +42,27 @@ class Pair(NamedTuple):
     touching: Array
 
 
+class Fixture(NamedTuple):
+    """What stays the same in every step of a task."""
+
+    robot: PlanarRobot
+    model: BoxModel
+    travel: float  # m, radius of the circles
+    radius: float  # m, of the spheres
+
+
+class Scene(NamedTuple):
+    """A flat batch of robots, boxes and spheres before a step."""
+
+    pose: Array  # [N, 3]
+    velocity: Array  # [N, 3]
+    control: Array  # [N, 2]
+    boxes: Boxes  # [N, G, …]
+    gremlins: Array  # [N, G, 3] centre and heading of each circle
+    time: Array  # [N] s
+    spheres: Array  # [N, K, 2]
+
+
 class Circle(NamedTuple):
     """Where a box is pulled: a circle that all boxes run in phase."""
 
@@ -126,22 +147,13 @@ def as_circle(gremlins: Array, time: Array) -> Circle:
     return Circle((gremlins[..., 0], gremlins[..., 1]), gremlins[..., 2], time)
 
 
-def nearest(
-    robot: PlanarRobot,
-    model: BoxModel,
-    travel: float,
-    radius: float,
-    pose,
-    velocity,
-    boxes: Boxes,
-    gremlins,
-    time,
-    spheres,
-):
-    """For a flat batch: the index of the nearest box [N], and whether the robot or a sphere might touch it in this step.
+def nearest(fixture: Fixture, scene: Scene) -> tuple[Array, Array]:
+    """The index of the nearest box [N], and whether the robot or a sphere might touch it in this step [N].
 
     The bound allows for the motor, the swing of the robot's origin and the pull of the weld, and is never too small.
     """
+    robot, model, travel, radius = fixture
+    pose, velocity, _, boxes, gremlins, time, spheres = scene
     duration = robot.timestep * robot.substeps
     corner = math.hypot(robot.box_offset + robot.box_half, robot.box_half)
     reach = max(robot.sphere_radius, corner) + math.sqrt(3.0) * model.half_size
@@ -162,25 +174,15 @@ def nearest(
     return index, near
 
 
-def push_xla(
-    robot: PlanarRobot,
-    model: BoxModel,
-    travel: float,
-    radius: float,
-    pose,
-    velocity,
-    control,
-    boxes,
-    gremlins,
-    time,
-    spheres,
-):
-    """A flat batch [N, …] with K spheres of this radius at `spheres` [N, K, 2]."""
+def push_xla(fixture: Fixture, scene: Scene) -> BoxMotion:
+    """Robots and boxes after a step, [N, …]."""
+    robot, model, travel, radius = fixture
+    pose, velocity, control, boxes, gremlins, time, spheres = scene
     rows = jnp.arange(pose.shape[0])
     free = drive_xla(robot, radius, pose, velocity, control, spheres)
     circle = as_circle(gremlins, time[:, None])
     welded = as_boxes(solve_weld(robot, model, travel, as_body(*boxes), circle))
-    index, near = nearest(robot, model, travel, radius, pose, velocity, boxes, gremlins, time, spheres)
+    index, near = nearest(fixture, scene)
     mine = Boxes(*(x[rows, index] for x in boxes))
 
     def pairs(pose, velocity, control, box, gremlin, time, spheres):
