@@ -134,9 +134,14 @@ def control_error(
     return jnp.where(usable, jnp.clip(error, -MAX_ERROR, MAX_ERROR), 0.0)
 
 
+def log_highest(config: Config) -> float:
+    """The largest log λ."""
+    return DIAL_HIGHEST if config.dial else LOG_HIGHEST
+
+
 def control(integral: Array, error: Array, config: Config) -> tuple[Array, Array]:
     """log λ = I + K_p·e with I ← I + K_i·e, both bounded: an integral that cannot leave the range of λ cannot wind up."""
-    highest = DIAL_HIGHEST if config.dial else LOG_HIGHEST
+    highest = log_highest(config)
     integral = jnp.clip(integral + config.integral_gain * error, LOG_LOWEST, highest)
     return integral, jnp.exp(jnp.clip(integral + config.proportional_gain * error, LOG_LOWEST, highest))
 

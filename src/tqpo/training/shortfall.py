@@ -17,8 +17,9 @@ PAGE = "docs/constraint-not-met.md"
 
 def bound_of(config: Any) -> float:
     """The largest λ that a configuration allows."""
-    dual = getattr(config, "dual", None)
-    return math.exp(budget.LOG_HIGHEST) if dual is None else float(dual.max_multiplier)
+    if isinstance(config, budget.Config):
+        return math.exp(budget.log_highest(config))
+    return float(config.dual.max_multiplier) if hasattr(config, "dual") else math.inf
 
 
 def say_multiplier(first: np.ndarray, last: np.ndarray, unmet: np.ndarray, bound: float, otherwise: str) -> str:
