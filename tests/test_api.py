@@ -160,6 +160,29 @@ def test_an_unknown_field_of_a_job_is_named(tmp_path):
         tqpo.train("SimpleEnv", out=tmp_path / "x", saftey=0.9)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"saftey": 0.9}, r"did you mean safety\?"),
+        ({"safety": "0.9"}, "safety = '0.9': a number"),
+        ({"steps": "1e5"}, "steps = '1e5': a number"),
+        ({"constraints": "cost:limit=14,safety=0.9"}, "a list of such texts"),
+    ],
+)
+def test_a_wrong_field_of_a_job_is_named(wrong, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        tqpo.train("SimpleEnv", out=tmp_path / "run", **wrong)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_is_not_judged_again_and_compare_takes_runs(run):
+    before = tqpo.evaluate(run, episodes=11)
+    assert tqpo.resume(run)["pooled"] == before["pooled"]
+    for wrong in ((), ([run, run],)):
+        with pytest.raises(ConfigError, match=r"compare\(run, run, …\)"):
+            tqpo.compare(*wrong)
+
+
 def test_there_is_nothing_else_in_the_package():
     with pytest.raises(AttributeError, match="has no attribute 'trian'"):
         _ = tqpo.trian

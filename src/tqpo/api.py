@@ -11,16 +11,16 @@ from collections.abc import Callable
 from typing import Any
 
 from tqpo import references, store
-from tqpo.errors import ConfigError
+from tqpo.errors import ConfigError, did_you_mean
 from tqpo.evaluation.episodes import check_count
 from tqpo.evaluation.loaded import LoadedPolicy
 from tqpo.host.reference import GYM, copies_of, is_factory, is_reference, task_of
 from tqpo.output.conclude import PAGE, conclude, judge, write_page
-from tqpo.output.result import Comparison, Result, comparison
+from tqpo.output.result import Comparison, Result, comparison, result_of
 from tqpo.training import loop
 from tqpo.training.certificates import of_training, positions_of, verdict_of
 from tqpo.training.evaluations import judged_by_mean
-from tqpo.training.job import Job, seeds_of
+from tqpo.training.job import Job, iterations_of, seeds_of
 from tqpo.training.policies import load_dial, load_policy
 
 Path = str | os.PathLike
@@ -60,8 +60,9 @@ def train(
         job["settings"] = {k: references.name_of(v) if callable(v) else v for k, v in settings.items()}
         wanted = Job(task=task_of(task), seeds=seeds_of(seeds), **job)
     except TypeError as error:
-        fields = ", ".join(Job.__dataclass_fields__)
-        raise ConfigError(f"{error}; a job has {fields}") from None
+        known = list(Job.__dataclass_fields__)
+        hint = did_you_mean([name for name in job if name not in known], known)
+        raise ConfigError(f"{error}{hint}; a job has {', '.join(known)}") from None
     counted = check_count("episodes", episodes)
     options = loop.Options(quiet=quiet, on_chunk=on_chunk, callback=callback, episodes=counted)
     return concluded(loop.train(wanted, out, options), episodes, report, quiet)
@@ -78,7 +79,9 @@ def resume(
     **own: Any,
 ) -> Result:
     """Goes on with a run that was stopped, or to more `steps` with one that was finished; then as `train`, with as many
-    episodes as it was begun with."""
+    episodes as it was begun with. Without `steps` a finished run gives the result that it has."""
+    if steps is None and (judged := finished(path)) is not None:
+        return judged  # nothing is left to do
     provide(path, **own)
     options = loop.Options(quiet=quiet, on_chunk=on_chunk)
     folder = loop.resume(path, options, None if steps is None else int(steps))
@@ -110,8 +113,19 @@ def evaluate(
     return Result(judge(path, episodes, physics, deterministic), path)
 
 
+def finished(path: Path) -> Result | None:
+    """The result of a run that was trained to its end and evaluated; None of any other."""
+    with store.open_run(path) as folder:
+        certificates, iterations = of_training(folder), folder.metrics().get("iteration")
+        whole = iterations is not None and iterations.max() >= iterations_of(folder.config)
+    found = result_of(path) if folder.finished and whole else None
+    return None if found is None else Result({**found, "certificates": certificates}, path)
+
+
 def compare(*runs: Path) -> Comparison:
-    """The verdicts of evaluated runs side by side."""
+    """The verdicts of evaluated runs, one below the other."""
+    if not runs or not all(isinstance(run, str | os.PathLike) for run in runs):
+        raise ConfigError("compare(run, run, …): each run by the folder that training wrote")
     return comparison(runs)
 
 

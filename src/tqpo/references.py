@@ -28,6 +28,8 @@ def find(reference: str) -> Callable[..., Any]:
             f"{shown(reference)}: it lived in the program that trained. Give it again (the run's config.json says how, under "
             '"needs"), or train with one that has a name in a module'
         )
+    if module.endswith(".py"):
+        raise ConfigError(f"{reference!r}: a module is named without .py: {module.removesuffix('.py')}:{name}")
     if not (module and colon and name):
         raise ConfigError(f"{reference!r} cannot be imported: write module:name")
     see_current_folder()

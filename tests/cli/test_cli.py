@@ -31,6 +31,7 @@ WRONG = [
     (["train", "--vector", "foo"], "vector = 'foo': sync or async or ray"),
     (["train", "--episodes", "-3"], "episodes = -3: at least 0"),
     (["train", "--set", "max_multiplier=0"], "max_multiplier = 0.0: positive, or λ is always 0"),
+    (["train", "rover.py:Rover"], "a module is named without .py: rover:Rover"),
     (["train", "--preset", "slow"], "no preset 'slow'; there are paper, released, fast"),
     (["train", "--safety", "1.2"], "safety = 1.2: a probability strictly between 0 and 1"),
     (["train", "--cost-limit", "-3"], "cost_limit = -3.0: a number that is not negative"),
@@ -107,7 +108,8 @@ def test_a_folder_that_is_not_a_run_is_named(tmp_path, monkeypatch, capsys):
 
 
 def test_evaluate_compare_plot_watch_report(run, monkeypatch, capsys, tmp_path):
-    code, out, _ = call(monkeypatch, capsys, "compare", str(run))
+    code, out, err = call(monkeypatch, capsys, "compare", str(run), str(tmp_path))
+    assert f"left out: {tmp_path} is not a run" in err
     assert code == 2  # nothing evaluated yet
     shutil.copytree(run, tmp_path / "unfinished")
     code, out, _ = call(monkeypatch, capsys, "evaluate", str(run), "--episodes", "20", "--json")

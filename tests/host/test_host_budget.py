@@ -5,7 +5,7 @@ import pytest
 
 import tqpo
 from tqpo import store
-from tqpo.errors import ActionError
+from tqpo.errors import ActionError, ConfigError
 from tqpo.host.batch import EnvBatch
 from tqpo.output import conclude
 from tqpo.training.job import Job
@@ -56,8 +56,14 @@ def test_a_policy_must_be_told_its_costs(tmp_path):
     for wrong, message in ((-1.0, "not negative"), ({"energy": 1.0}, "cost is missing")):
         with pytest.raises(ActionError, match=message):
             policy.tell(wrong)
+    with pytest.raises(ActionError, match="one cost, as there were observations"):
+        policy.tell([1.0, 2.0])
     policy.reset()
+    with pytest.raises(ActionError, match="no action yet"):
+        policy.tell(1.0)
     assert policy.act(obs, deterministic=True) == fresh
+    with pytest.raises(ConfigError, match="this run has no dial"):
+        policy.at(0.95)
 
 
 def test_a_film_shows_the_policy_its_budget(tmp_path):

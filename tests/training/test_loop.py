@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -153,6 +154,18 @@ def test_an_extended_run_ends_as_one_that_was_longer_from_the_start(trained, tmp
     assert run.read_json("history/config-1.json")["job"]["steps"] == half
     with pytest.raises(ConfigError, match="has 2,400; give more of them to extend it"):
         loop.resume(tmp_path / "run", QUIET, steps=half)
+
+
+def test_a_run_that_cannot_go_on_is_left_as_it_is(trained, tmp_path):
+    """Its certificate is of its `config.json`, so an extension that fails must not change it."""
+    run = shutil.copytree(trained, tmp_path / "run")
+    for path in (run / "checkpoints").glob("step-*/state.safetensors"):
+        path.write_bytes(path.read_bytes()[:100])
+    before = (run / "config.json").read_bytes()
+    with pytest.warns(store.StoreWarning), pytest.raises(StoreError, match="no good checkpoint"):
+        loop.resume(run, QUIET, steps=2 * jobs.STEPS)
+    assert (run / "config.json").read_bytes() == before
+    assert not (run / "history").exists()
 
 
 def test_schedules_keep_their_length_in_an_extended_run():

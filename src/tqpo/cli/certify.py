@@ -2,11 +2,12 @@
 
 import dataclasses
 import pathlib
+import sys
 from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from tqpo.cli.common import File, Number, new_table, progress, wide_console
+from tqpo.cli.common import MISSED, File, Number, new_table, progress, wide_console
 from tqpo.errors import ConfigError
 
 Real = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
@@ -43,6 +44,9 @@ class Certify:
     rerun: bool = False
     """With --check: also run the episodes again and compare every one of them."""
 
+    require: bool = False
+    """Exit with status 3 unless everything is certified."""
+
     def __call__(self) -> None:
         if self.check is not None:
             self._check(self.check)
@@ -73,6 +77,8 @@ class Certify:
                 entries[name] = choose.certify(folder, asked, self.seed, tick)
         show([entry for part in entries.values() for entry in part])
         print(self._write(path, runs, entries))
+        if self.require and any(entry["verdict"] != "certified" for part in entries.values() for entry in part):
+            sys.exit(MISSED)
 
     def _write(
         self, path: pathlib.Path, runs: dict[str, Any], entries: dict[str, list[dict[str, Any]]]

@@ -3,8 +3,9 @@
 import contextlib
 import json
 import pathlib
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 from tyro.conf import Positional, arg
@@ -13,6 +14,7 @@ from tqpo.errors import ConfigError
 
 Folder = Annotated[Positional[pathlib.Path], arg(metavar="RUN")]
 Folders = Annotated[Positional[tuple[pathlib.Path, ...]], arg(metavar="RUN")]
+MISSED = 3  # exit status
 LINE_EVERY = 10.0  # s between two lines about progress
 # Options that may be left out: their help says what happens then.
 Text = Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")]
@@ -51,6 +53,19 @@ def open_all(paths: tuple[pathlib.Path, ...]) -> list:
     if not paths:
         raise ConfigError("no run given: name at least one folder that training wrote")
     return [store.open_run(path) for path in paths]
+
+
+def runs_among(paths: tuple[pathlib.Path, ...]) -> Iterator:
+    """Those that can be opened; of the others a line says why not."""
+    from tqpo.errors import StoreError
+
+    for path in paths or open_all(paths):
+        try:
+            (run,) = open_all((path,))
+        except StoreError as error:
+            print(f"left out: {error}", file=sys.stderr)
+        else:
+            yield run
 
 
 @contextlib.contextmanager

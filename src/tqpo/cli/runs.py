@@ -7,6 +7,7 @@ import sys
 
 from tqpo.cli.common import (
     COSTS,
+    MISSED,
     File,
     Folder,
     Folders,
@@ -17,12 +18,11 @@ from tqpo.cli.common import (
     new_table,
     open_all,
     progress,
+    runs_among,
     show_evaluation,
     wide_console,
 )
 from tqpo.errors import ConfigError
-
-MISSED = 3  # exit status
 
 
 @dataclasses.dataclass
@@ -89,7 +89,7 @@ class Compare:
         columns = ("task", "algorithm", "episodes", "return", "constraint", *numbers[2:], "verdict")
         table = new_table("Fresh episodes, all seeds pooled, 95 % intervals", ("run", *columns), right=numbers)
         missing = []
-        for folder in open_all(self.runs):
+        for folder in runs_among(self.runs):
             job = Job.from_description(folder.config)
             if not (evaluations := evaluations_of(folder)):
                 missing.append(folder.folder)

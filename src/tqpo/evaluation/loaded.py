@@ -47,6 +47,7 @@ class LoadedPolicy:
         self._policy, self.deterministic, self._certified = policy, deterministic, dict(certified or {})
         about = description or {}
         action, budget = about.get("action"), about.get("budget")
+        self._dial = "positions" in about
         self._budget = None if budget is None else Budget.of(budget)
         self._cost_names = tuple(budget["cost_names"]) if budget else ()
         self._form = {
@@ -60,10 +61,13 @@ class LoadedPolicy:
 
     def __repr__(self) -> str:
         kind = "mean" if self.deterministic else "sampled"
-        return f"<a policy of {self.obs_size} observations; it acts with {kind} actions, as it was judged>"
+        sees = " and its budget" if self._budget else ""
+        return f"<a policy that sees {self.obs_size} numbers{sees}; it acts with {kind} actions, as it was judged>"
 
     def at(self, safety: float) -> "LoadedPolicy":
         """The policy with its dial at the position that is certified at this level, or at the next higher one."""
+        if not self._dial:
+            raise ConfigError("this run has no dial: --algo budget-dial trains one, whose policy stands at any level")
         enough = [level for level in self._certified if level >= safety]
         if not enough:
             known = ", ".join(f"{level:.4g}" for level in sorted(self._certified)) or "none"
@@ -80,6 +84,7 @@ class LoadedPolicy:
         """Forgets what it saw: a new episode begins."""
         self._state: Remembered | None = None
         self._told: np.ndarray | None = None  # [..., K] costs since the last action
+        self._awaited: tuple[int, ...] | None = None  # the shape of the costs of the last action
 
     def tell(self, cost: Any) -> None:
         """What the last action cost: a number, or the costs by name, as the environment gives them; of a batch, arrays."""
@@ -89,7 +94,12 @@ class LoadedPolicy:
         names = [self._cost_names[channel] for channel in self._budget.channels]
         if missing := [name for name in names if name not in by_name]:
             raise ActionError(f"tell(cost): this policy's budget is of {', '.join(names)}; {missing[0]} is missing")
+        if self._awaited is None:
+            raise ActionError("tell(cost): there is no action yet that it could be the cost of: call act(obs) first")
         costs = np.stack([np.asarray(by_name[name], np.float32) for name in names], -1)
+        if costs.shape[:-1] != self._awaited:
+            wanted = f"{self._awaited[0]} costs" if self._awaited else "one cost"
+            raise ActionError(f"tell(cost): {wanted}, as there were observations; not an array {costs.shape[:-1]}")
         if not np.all(np.isfinite(costs)) or np.any(costs < 0):
             raise ActionError(f"tell(cost): {costs.tolist()}: finite costs that are not negative")
         self._told = costs if self._told is None else self._told + costs
@@ -121,6 +131,7 @@ class LoadedPolicy:
     def _predict(self, observation: Any, state: Remembered | None, start: Any, deterministic: bool | None, reward: Any):
         obs, single = self._flat(observation)
         n, told, self._told = len(obs), self._told, None
+        self._awaited = () if single else (n,)
         fresh = Remembered(jax.tree.map(lambda x: jnp.stack([x] * n), self._policy.init()), *self._unspent(n))
         first = np.ones(n, bool) if state is None else np.zeros(n, bool) if start is None else np.broadcast_to(start, n)
         if state is None:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from tqpo import store
+from tqpo import references, store
 from tqpo.algorithms.settings import Constraint
 from tqpo.errors import ConfigError, TqpoError
 from tqpo.evaluation import certificate
@@ -195,8 +195,10 @@ def verdict_of(entry: Mapping[str, Any], folder: store.Run) -> str:
     if entry["verdict"] == "undecided" and more:
         enough = statistics.two_digits(entry["episodes"] + more)
         return f"{said}; more episodes would tell: tqpo certify {folder.folder} --max-episodes {enough}"
-    again = f"tqpo train {job['task']} --algo {job['algo']} --steps {2 * job['steps']:.3g}"
-    return f"{said}; more steps or a larger margin would help: {again} … or --set margin=0.5"
+    again = f"tqpo train --resume {folder.folder} --steps {2 * job['steps']:.3g}"
+    if references.is_local(job["task"]):
+        again = f"tqpo.resume({str(folder.folder)!r}, steps={2 * job['steps']:.3g})"
+    return f"{said}; more steps may help ({again}), or training again with --set margin=0.5"
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:

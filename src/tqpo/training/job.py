@@ -7,6 +7,7 @@ E[C] ≤ 200.
 import dataclasses
 import json
 import math
+import numbers
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -64,6 +65,11 @@ class Job:
     first_steps: int | None = None  # of a run that was extended: what it was begun with
 
     def __post_init__(self) -> None:
+        for name in ("safety", "cost_limit", "steps", "snapshots", "env_timeout", "env_restarts"):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, numbers.Real):
+                raise ConfigError(f"{name} = {value!r}: a number")
+        if isinstance(self.constraints, str):
+            raise ConfigError(f"constraints = {self.constraints!r}: a list of such texts")
         if not 0 < self.safety < 1:
             raise ConfigError(f"safety = {self.safety}: a probability strictly between 0 and 1, such as 0.9")
         if not (self.cost_limit >= 0 and math.isfinite(self.cost_limit)):

@@ -111,9 +111,9 @@ def resume(path: str | os.PathLike, options: Options | None = None, steps: int |
             raise ConfigError(
                 f"{folder.folder} was begun with other settings than this version derives from its config.json"
             )
+        position = last_position(folder, prepared.group)  # what cannot be read is said before anything is changed
         if steps is not None:
             prepared = extend(folder, prepared, steps)
-        position = last_position(folder, prepared.group)
         if position.iteration == 0:
             position = Position(start.state_of(prepared))
     except BaseException:

@@ -8,6 +8,7 @@ import numpy as np
 
 from tqpo import store
 from tqpo.algorithms import budget
+from tqpo.training.evaluations import evaluations_of
 from tqpo.training.job import Prepared, prepared_of
 
 RECENT = 0.1  # share of training over which λ is seen to rise
@@ -45,9 +46,11 @@ def advice(run: store.Run, evaluation: dict[str, Any]) -> list[str]:
         reached = f" At best {best:.0%} of recent episodes were within the limit." if far else ""
         lines += [
             f"{asked['name']} ≤ {asked['cost_limit']:g} is not met: {said}.{reached}",
-            "Try the same command with",
+            "Train with",
         ]
         lines += [f"  {words:<30} {why}" for words, why in options(prepared, said, asked, judged)]
+    if any(other["deterministic"] and (other["verdict"] or {}).get("word") == "meets" for other in evaluations_of(run)):
+        lines.append("Its mean actions meet what was asked: they are a policy of their own, with a row in the report.")
     return [*lines, f"More in {PAGE}"]
 
 
@@ -81,4 +84,4 @@ def options(prepared: Prepared, said: str, asked: dict[str, Any], judged: dict[s
         bound = f"mean={kept:g}" if mean else f"limit={kept:g},safety={asked['safety']:g}"
         yield f"--constraint {asked['name']}:{bound}", "what this policy keeps"
     else:
-        yield f"--cost-limit {kept:g}", f"what this policy keeps in {asked['safety']:.0%} of its episodes"
+        yield f"--cost-limit {kept:g}", f"what this policy surely keeps in {asked['safety']:.0%} of its episodes"
