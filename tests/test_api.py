@@ -155,15 +155,10 @@ def test_a_function_is_called_after_each_chunk_and_may_stop(tmp_path):
     assert tqpo.report(tmp_path / "run", tmp_path / "page.html").exists()
 
 
-def test_an_unknown_field_of_a_job_is_named(tmp_path):
-    with pytest.raises(ConfigError, match="a job has task, algo"):
-        tqpo.train("SimpleEnv", out=tmp_path / "x", saftey=0.9)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"saftey": 0.9}, r"did you mean safety\?"),
+        ({"saftey": 0.9}, r"did you mean safety\?\); a job has task, algo"),
         ({"safety": "0.9"}, "safety = '0.9': a number"),
         ({"steps": "1e5"}, "steps = '1e5': a number"),
         ({"constraints": "cost:limit=14,safety=0.9"}, "a list of such texts"),

@@ -152,7 +152,7 @@ def load(path: Path, seed: int | None = None, **own: Any) -> LoadedPolicy:
     seed, policy = load_policy(folder, seed)
     description, mean = folder.load_policy()[1], judged_by_mean(folder)
     dial = load_dial(folder, seed)
-    certified = {level: dial.at(at) for level, at in positions_of(folder, seed).items()} if dial else {}
+    certified = {level: dial.at(at) for level, at in positions_of(folder, seed).items()} if dial else None
     return LoadedPolicy(policy, description=description, deterministic=mean, certified=certified)
 
 

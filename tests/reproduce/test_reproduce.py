@@ -213,6 +213,23 @@ def test_the_released_configuration_beside_the_paper_and_ours():
     assert not document.contents(ours, {})["released"].rows
 
 
+def test_tables_of_certificates_dial_ablation_and_price():
+    results = pathlib.Path(__file__).parents[2] / "results"
+    dial, paper, whole = (tables.load(sorted((results / x).glob("*.json"))) for x in ("dial", "paper", "budget/5M"))
+    rows = document.contents(dial, {})["dial"].rows
+    assert [row[:3] for row in rows[:2]] == [("SimpleEnv", "80%", "5 of 5"), ("SimpleEnv", "90%", "5 of 5")]
+    assert len(rows) == 3 * 4
+    assert {row[3] for row in document.contents(paper, {})["certificates"].rows if "PPO" in row[2]} == {"0 of 5"}
+    cell = whole["SimpleEnv-budget-90-fast"]
+    other = {x: cell | {"settings": cell["settings"] | {"algo": x}} for x in ("budget-blind", "ppo")}
+    found = document.contents(other, {}, whole)
+    assert [row[0] for row in found["ablation"].rows] == ["budget", "budget-blind", "ppo"]
+    assert found["price"].rows == [
+        ("SimpleEnv", "90%", "22.6", "22.6", "100 %"),
+        ("SimpleEnv", "95%", "19.4", "22.6", "86 %"),
+    ]
+
+
 def test_the_judge_takes_cells_that_were_trained_again_only_where_it_must():
     folder = pathlib.Path(__file__).parents[2] / "results" / "paper"
     kept, again = (tables.load(sorted(f.glob("*.json"))) for f in (folder, folder / "judged"))

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from tqpo.errors import ConfigError
+from tqpo.errors import ConfigError, StoreError
 
 Folder = Annotated[Positional[pathlib.Path], arg(metavar="RUN")]
 Folders = Annotated[Positional[tuple[pathlib.Path, ...]], arg(metavar="RUN")]
@@ -57,15 +57,11 @@ def open_all(paths: tuple[pathlib.Path, ...]) -> list:
 
 def runs_among(paths: tuple[pathlib.Path, ...]) -> Iterator:
     """Those that can be opened; of the others a line says why not."""
-    from tqpo.errors import StoreError
-
-    for path in paths or open_all(paths):
+    for path in paths:
         try:
-            (run,) = open_all((path,))
+            yield open_all((path,))[0]
         except StoreError as error:
             print(f"left out: {error}", file=sys.stderr)
-        else:
-            yield run
 
 
 @contextlib.contextmanager

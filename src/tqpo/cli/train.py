@@ -96,6 +96,7 @@ class Train:
     output: Output = dataclasses.field(default_factory=Output)
 
     def __call__(self) -> None:
+        from tqpo.api import finished
         from tqpo.training import loop
 
         job, resumed, output = self.job(), self.training.resume, self.output
@@ -105,7 +106,7 @@ class Train:
         options = loop.Options(output.quiet, None, output.checkpoint_every, wandb=output.wandb, episodes=episodes)
         if resumed is None:
             folder = loop.train(job, output.out or fresh_folder(job), options)
-        elif more is None and judged(resumed):
+        elif more is None and finished(resumed) is not None:
             again = f"tqpo evaluate {resumed} judges it again, --steps N goes on to more steps"
             print(f"{resumed} is finished and judged; {again}")
             return
@@ -187,15 +188,6 @@ def show_certificates(folder) -> None:
         colour = {"certified": "green", "refuted": "red"}.get(entry["verdict"], "yellow")
         console = Console(highlight=False, markup=False)
         console.print(verdict_of(entry, folder), style=f"bold {colour}", soft_wrap=True)
-
-
-def judged(path: pathlib.Path) -> bool:
-    """Whether a run is finished and evaluated, so that nothing is left to do."""
-    from tqpo import store
-    from tqpo.training.evaluations import evaluations_of
-
-    with store.open_run(path) as folder:
-        return folder.finished and bool(evaluations_of(folder))
 
 
 def fresh_folder(job) -> pathlib.Path:

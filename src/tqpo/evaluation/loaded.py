@@ -42,12 +42,11 @@ class LoadedPolicy:
         seed: int = 0,
         description: Mapping[str, Any] | None = None,
         deterministic: bool = False,
-        certified: Mapping[float, ActorPolicy] | None = None,  # positions of its dial, by their safety
+        certified: Mapping[float, ActorPolicy] | None = None,  # positions of its dial, by their safety; None: no dial
     ):
-        self._policy, self.deterministic, self._certified = policy, deterministic, dict(certified or {})
+        self._policy, self.deterministic, self._certified = policy, deterministic, certified
         about = description or {}
         action, budget = about.get("action"), about.get("budget")
-        self._dial = "positions" in about
         self._budget = None if budget is None else Budget.of(budget)
         self._cost_names = tuple(budget["cost_names"]) if budget else ()
         self._form = {
@@ -66,7 +65,7 @@ class LoadedPolicy:
 
     def at(self, safety: float) -> "LoadedPolicy":
         """The policy with its dial at the position that is certified at this level, or at the next higher one."""
-        if not self._dial:
+        if self._certified is None:
             raise ConfigError("this run has no dial: --algo budget-dial trains one, whose policy stands at any level")
         enough = [level for level in self._certified if level >= safety]
         if not enough:

@@ -47,10 +47,7 @@ def action_form(env: Spec) -> dict[str, Any] | None:
 def budget_form(env: Spec) -> dict[str, Any] | None:
     """What a policy must be told of its budget, as `envs.budget.Budget` takes it; None: it does not look at one."""
     budget = getattr(env, "budget", None)
-    if budget is None:
-        return None
-    names = tuple(env.cost_names)
-    return dataclasses.asdict(budget) | {"cost_names": list(names), "features": list(budget.names(names))}
+    return None if budget is None else dataclasses.asdict(budget) | {"cost_names": list(env.cost_names)}
 
 
 def template(description: Mapping[str, Any]) -> ActorPolicy:

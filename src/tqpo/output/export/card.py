@@ -66,11 +66,18 @@ def facts_of(folder: store.Run, seed: int, policy: ActorPolicy | Dial) -> dict[s
         "exported_by": {name: provenance.version(name) for name in ("tqpo", "jax", "onnx") if provenance.version(name)},
         "observation": observation_of(job),
         "action": description.get("action"),
-        "budget": description.get("budget"),
+        "budget": budget_of(description.get("budget")),
         "positions": description.get("positions"),
         **signature(policy, description.get("action"), description.get("budget")),
         "limits": list(LIMITS),
     }
+
+
+def budget_of(budget: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What a policy is told of its budget, with the name of each number."""
+    if budget is None:
+        return None
+    return {**budget, "features": list(Budget.of(budget).names(tuple(budget["cost_names"])))}
 
 
 def observation_of(job: Job) -> list[dict[str, Any]]:
