@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -290,24 +291,24 @@ def test_costs_in_other_units_train_the_same_policy():
     np.testing.assert_array_equal(one.integral, other.integral)
 
 
-def test_the_aim_falls_to_the_level_and_the_ramp_is_a_share_of_training():
-    config = preset("fast", "budget", iterations=100, ramp=0.3, start_outage=0.4)
+def test_the_aim_goes_along_the_path_and_stays_at_its_level():
     constraints = (Constraint(safety=0.9, margin=0.2), Constraint(safety=0.5))
-    for k, done, aims in ((0, 0.0, [0.4, 0.5]), (15, 0.5, [0.24, 0.5]), (30, 1.0, [0.08, 0.5]), (99, 1.0, [0.08, 0.5])):
-        found = budget.progress(jnp.array(k), config)
-        np.testing.assert_allclose(found, done, rtol=1e-6)
-        np.testing.assert_allclose(budget.aimed_outage(found, constraints, 0.4), aims, rtol=1e-5)
-    for over in ({"iterations": 0}, {"ramp": 0.0}):
-        assert budget.progress(jnp.array(0), dataclasses.replace(config, **over)) == 1
+    config = preset("fast", "budget", iterations=100, constraints=constraints)
+    half_way = math.sqrt(0.2 * 0.1)  # between (0.15, 0.2) and (0.45, 0.1), in the logarithm
+    for k, first in ((0, 0.4), (15, 0.2), (30, half_way), (45, 0.1), (60, 0.08), (99, 0.08)):
+        np.testing.assert_allclose(budget.aimed_outage(jnp.array(k), config), [first, 0.5], rtol=1e-4)
+    for change in ({"iterations": 0}, {"start_outage": 0.0}):
+        found = budget.aimed_outage(jnp.array(0), dataclasses.replace(config, **change))
+        np.testing.assert_allclose(found, [0.08, 0.5], rtol=1e-5)
 
 
 def test_with_a_dial_the_aim_passes_every_level_of_the_path_and_only_falls():
     config = preset("fast", "budget-dial", iterations=1000)
-    aims = np.array([float(budget.path(jnp.array(k), config)) for k in range(0, 1001, 10)])
+    aims = np.array([float(budget.aimed_outage(jnp.array(k), config)[0]) for k in range(0, 1001, 10)])
     assert np.all(np.diff(aims) <= 0)
     for share, aim in budget.PATH:
-        np.testing.assert_allclose(budget.path(jnp.array(1000 * share), config), aim, rtol=1e-4)
-    assert budget.path(jnp.array(5000), config) == aims[-1]
+        np.testing.assert_allclose(budget.aimed_outage(jnp.array(1000 * share), config), [aim], rtol=1e-4)
+    assert budget.aimed_outage(jnp.array(5000), config)[0] == aims[-1]
 
 
 def test_the_control_by_hand_and_its_integral_cannot_wind_up():
@@ -337,14 +338,13 @@ def test_the_error_of_the_control_by_hand():
 
 
 def test_the_constraints_advantage_by_hand():
-    """−10·A_out − (2·(1 − done) + lost)·A_cost; of a mean constraint −A_cost."""
+    """−10·A_out − (2 + lost)·A_cost; of a mean constraint −A_cost."""
     constraints = (Constraint(), Constraint(kind="mean"))
     config = preset("fast", "budget", constraints=constraints, after_weight=1.0)
     outage, cost = jnp.array([[0.1, 0.1], [0.0, 0.0]]), jnp.array([[0.5, 0.5], [0.5, 0.5]])
     lost = jnp.array([[0.0, 0.0], [1.0, 1.0]])
-    for done, wanted in ((0.0, [[-2.0, -0.5], [-1.5, -0.5]]), (1.0, [[-1.0, -0.5], [-0.5, -0.5]])):
-        found = budget.constraint_advantage(outage, cost, lost, jnp.array(done), config)
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    found = budget.constraint_advantage(outage, cost, lost, config)
+    np.testing.assert_allclose(found, [[-2.0, -0.5], [-1.5, -0.5]], rtol=1e-6)
 
 
 def test_an_episode_that_ends_at_its_limit_never_exceeds_it():

@@ -209,3 +209,12 @@ def test_wrong_arguments():
 )
 def test_costs_have_as_many_digits_as_their_limit_needs(cost, limit, text):
     assert statistics.cost_text(cost, limit) == text
+
+
+@given(st.floats(0.5, 0.99), st.integers(10, 1000), st.integers(100, 100_000))
+def test_what_is_held_back_is_so_many_standard_errors(level, window, episodes):
+    """Of two shares by SciPy's binomial; more is held back with fewer episodes, and never all of it."""
+    errors = [stats.binom(n, level).std() / n for n in (window, episodes)]
+    found = statistics.held_back(level, window, episodes)
+    np.testing.assert_allclose(found, min(0.6 * sum(errors) / (1 - level), 0.8))
+    assert statistics.held_back(level, window, 2 * episodes) <= found <= 0.8

@@ -27,17 +27,16 @@ This is TQPO's gradient, ∇q = −∇F(q)/f(q) with ∇F(q) = E[I(C ≤ q)·Σ_
 
 Sources: the augmented state is that of Chow et al. (2018, arXiv 1512.01629). λ is under proportional-integral control as in
 Stooke et al. (2020), here of the probability and in log λ. Ours are the event's GAE as the constraint's advantage, and:
-- `dense_weight`: one event an episode teaches slowly, the plain cost at once. Its weight fades to 0 over the first `ramp`
-  of training.
-- `start_outage`: over the same time κ falls from there to ε·(1 − margin). A policy that is held to its level before it
-  can do anything learns nothing more; one that is not held at all learns to ignore the cost and does not come back.
+- `PATH`: κ falls from 0.4 to ε·(1 − margin) over the first half of training and more. A policy that is held to its level
+  before it can do anything learns nothing more; one that is not held at all learns to ignore the cost and does not come back.
+- `dense_weight`: one event an episode teaches slowly, the plain cost at once.
 - `after_weight`: a lost episode has nothing left to lose. The plain cost is why the policy does not run wild in it.
-
 - `saturation_weight`: a mean far out on its tanh has no gradient, and a policy that drives at full throttle in every state
   does not come back, however large λ is. What lies beyond |raw| = 2 is therefore penalised.
+- a learning rate that falls: events are rare, and the noise of their gradient is what keeps a policy from its best.
 
-With `dial` one run passes every level: κ falls along `PATH` all through training, and the plain cost keeps its weight. The
-policies on that path, from bold to careful, are kept (`training.choose`).
+With `dial` one run passes every level: κ follows `PATH` to its end, and the policies on it, from bold to careful, are kept
+(`training.choose`).
 
 A time-out ends the episode's cost: p after any end is 0, whatever `bootstrap_timeouts` says of the reward. Mean
 constraints are treated as in PPO-Lagrangian, their λ by the same law of (E[C] − d)/d.
@@ -58,34 +57,25 @@ from tqpo.networks import Head
 from tqpo.types import Array, Key, Spec
 
 LOG_START, LOG_LOWEST, LOG_HIGHEST = -1.0, -6.0, 4.0  # of log λ
-DIAL_HIGHEST = 5.0  # the last of these with a dial
 MAX_ERROR = 1.5  # of the control
 SATURATED = 2.0  # of a mean before its tanh
-PATH = (
-    (0.0, 0.4),
-    (0.15, 0.2),
-    (0.45, 0.1),
-    (0.62, 0.05),
-    (0.78, 0.01),
-    (0.92, 0.002),
-)  # of a dial: (share of training, κ)
+PATH = ((0.0, 0.4), (0.15, 0.2), (0.45, 0.1), (0.6, 0.05), (0.75, 0.01), (0.85, 0.002))  # (share of training, κ)
 
 
 @settings
 class Config:
     learner: LearnerConfig = LearnerConfig(observe_budget=True)
-    constraints: tuple[Constraint, ...] = (Constraint(margin=0.2),)
-    iterations: int = 0  # of this training, which `ramp` is a share of; 0: unknown, the ramps are over
+    constraints: tuple[Constraint, ...] = (Constraint(),)
+    iterations: int = 0  # of this training, which `PATH` has shares of; 0: unknown, κ is at its end
     outage_weight: float = 10.0  # w_out: of the advantage of crossing the limit
     outage_gae_lambda: float = 0.99  # of that advantage
-    dense_weight: float = 2.0  # w_dense: of the plain cost, at the start of training
+    dense_weight: float = 2.0  # w_dense: of the plain cost
     after_weight: float = 0.5  # w_after: of the plain cost once the limit is crossed
-    start_outage: float = 0.4  # κ, the outage that λ aims at, at the start; 0: its level from the start
-    ramp: float = 0.3  # share of training over which w_dense and κ fall
+    start_outage: float = 0.4  # κ, the outage that λ aims at, is at most this; 0: its level from the start
     dial: bool = static(default=False)  # κ passes every level on its way, and the policies of that path are kept
-    saturation_weight: float = 0.0  # of means far out on their tanh
+    saturation_weight: float = 0.03  # of means far out on their tanh
     proportional_gain: float = 1.0  # of the control of log λ
-    integral_gain: float = 0.015  # of that control, per iteration
+    integral_gain: float = 0.02  # of that control, per iteration
 
 
 class State(NamedTuple):
@@ -102,22 +92,13 @@ class Targets(NamedTuple):
     open: Array  # [..., K] 1 where p is trained: a constraint on a probability, not yet lost
 
 
-def progress(iteration: Array, config: Config) -> Array:
-    """How much of the ramps is over, from 0 to 1."""
-    length = config.ramp * config.iterations
-    return jnp.where(length > 0, jnp.minimum(iteration / jnp.maximum(length, 1e-6), 1.0), 1.0)
-
-
-def aimed_outage(done: Array, constraints: tuple[Constraint, ...], start: Array | float) -> Array:
-    """κ [K]: from `start`, or the level where that is higher, to ε·(1 − margin)."""
-    final = 1.0 - episodes.levels(constraints)
-    return final + (1.0 - done) * jnp.maximum(start - final, 0.0)
-
-
-def path(iteration: Array, config: Config) -> Array:
-    """κ [] of a dial: log κ goes along straight lines through the points of `PATH`."""
+def aimed_outage(iteration: Array, config: Config) -> Array:
+    """κ [K]: log κ goes along straight lines through the points of `PATH`, to ε·(1 − margin), with a dial to the end."""
     shares, aims = (jnp.array(x) for x in zip(*PATH, strict=True))
-    return jnp.exp(jnp.interp(iteration / jnp.maximum(config.iterations, 1), shares, jnp.log(aims)))
+    share = jnp.where(config.iterations > 0, iteration / jnp.maximum(config.iterations, 1), 1.0)
+    aim = jnp.minimum(jnp.exp(jnp.interp(share, shares, jnp.log(aims))), config.start_outage)
+    least = 1.0 - episodes.levels(config.constraints)
+    return jnp.full_like(least, aim) if config.dial else jnp.maximum(aim, least)
 
 
 def control_error(
@@ -134,16 +115,10 @@ def control_error(
     return jnp.where(usable, jnp.clip(error, -MAX_ERROR, MAX_ERROR), 0.0)
 
 
-def log_highest(config: Config) -> float:
-    """The largest log λ."""
-    return DIAL_HIGHEST if config.dial else LOG_HIGHEST
-
-
 def control(integral: Array, error: Array, config: Config) -> tuple[Array, Array]:
     """log λ = I + K_p·e with I ← I + K_i·e, both bounded: an integral that cannot leave the range of λ cannot wind up."""
-    highest = log_highest(config)
-    integral = jnp.clip(integral + config.integral_gain * error, LOG_LOWEST, highest)
-    return integral, jnp.exp(jnp.clip(integral + config.proportional_gain * error, LOG_LOWEST, highest))
+    integral = jnp.clip(integral + config.integral_gain * error, LOG_LOWEST, LOG_HIGHEST)
+    return integral, jnp.exp(jnp.clip(integral + config.proportional_gain * error, LOG_LOWEST, LOG_HIGHEST))
 
 
 def outage_targets(
@@ -156,11 +131,9 @@ def outage_targets(
     return advantage, jnp.clip(advantage + p, 0.0, 1.0)
 
 
-def constraint_advantage(
-    outage_advantage: Array, cost_advantage: Array, lost: Array, done: Array, config: Config
-) -> Array:
-    """A_c, what λ multiplies: minus the outage's advantage and the plain cost's where it has a weight."""
-    weight = (1.0 if config.dial else 1.0 - done) * config.dense_weight + config.after_weight * lost
+def constraint_advantage(outage_advantage: Array, cost_advantage: Array, lost: Array, config: Config) -> Array:
+    """A_c, what λ multiplies: minus the outage's advantage and the plain cost's."""
+    weight = config.dense_weight + config.after_weight * lost
     by_outage = -config.outage_weight * outage_advantage - weight * cost_advantage
     return jnp.where(episodes.bounds_quantile(config.constraints), by_outage, -cost_advantage)
 
@@ -171,8 +144,9 @@ def loss(outputs, log_prob, sample, targets: Targets, multiplier: Array, config:
     total, parts = ppo.lagrangian_loss(outputs, log_prob, sample, targets, cost_value, multiplier, config.learner)
     entropy = optax.sigmoid_binary_cross_entropy(outputs.heads["outage"], targets.outage)
     outage = jnp.mean(jnp.sum(targets.open * entropy, -1))
-    saturation = jnp.mean(jnp.sum(jax.nn.relu(jnp.abs(outputs.raw) - SATURATED) ** 2, -1))
-    parts |= {"outage_loss": outage, "saturation": saturation}
+    squashed = isinstance(outputs.log_std, jax.Array)  # else `raw` are the logits of a choice
+    saturation = jnp.mean(jnp.sum(jax.nn.relu(jnp.abs(outputs.raw) - SATURATED) ** 2, -1)) if squashed else 0.0
+    parts |= {"outage_loss": outage, "saturation": jnp.asarray(saturation)}
     return total + outage + config.saturation_weight * saturation, parts
 
 
@@ -184,7 +158,7 @@ def check(config: Config, env: Spec) -> None:
         require(getattr(config, name) >= 0, f"{name} = {getattr(config, name)}: not negative")
     one = len(config.constraints) == 1 and config.constraints[0].kind == "quantile" and config.learner.observe_budget
     require(one or not config.dial, "dial = True: with one constraint, on a probability, and observe_budget = True")
-    for name in ("outage_gae_lambda", "start_outage", "ramp"):
+    for name in ("outage_gae_lambda", "start_outage"):
         require(0 <= getattr(config, name) <= 1, f"{name} = {getattr(config, name)}: in [0, 1]")
 
 
@@ -199,7 +173,6 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     constraints, core = config.constraints, state.learner
     channels, limit = episodes.channels(constraints), episodes.limits(constraints)
     values, next_values = experience.values, experience.next_values
-    done = progress(core.iteration, config)
 
     # A, A_cost and A_out
     advantage, value = learner.reward_targets(experience, config.learner)
@@ -218,10 +191,9 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
 
     # λ
     estimates = episodes.estimate(core.episodes, constraints)
-    aim = aimed_outage(done, constraints, config.start_outage)
-    aim = jnp.full_like(aim, path(core.iteration, config)) if config.dial else aim
+    aim = aimed_outage(core.iteration, config)
     integral, multiplier = control(state.integral, control_error(estimates, aim, constraints, config.dial), config)
-    by_constraint = constraint_advantage(outage_advantage, cost_advantage, lost, done, config)
+    by_constraint = constraint_advantage(outage_advantage, cost_advantage, lost, config)
 
     # θ and the critics
     targets = Targets(

@@ -74,7 +74,7 @@ def of_all(
         "ppo-lag": ppo_lag.Config(learner=learner, constraints=MEAN, dual=untilted),
         "qcpo": qcpo.Config(learner=learner, constraints=quantile, dual=untilted),
         "tqpo": tqpo.Config(learner=learner, constraints=quantile, **of_tqpo),
-        "budget": budget.Config(learner=dataclasses.replace(learner, observe_budget=True), constraints=FAST_QUANTILE),
+        "budget": budget.Config(learner=dataclasses.replace(learner, observe_budget=True)),
     }
 
 
@@ -93,6 +93,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         step_stride=10,
     ),
 }
+PRESETS["fast"]["budget"] = replace(PRESETS["fast"]["budget"], learning_rate=8e-4, learning_rate_exponent=0.75)
 
 # What a preset changes in our own tasks.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {"released": {"next_button": "random", "late_cost": True}}
@@ -104,6 +105,8 @@ HOST: dict[str, dict[str, Any]] = {
         "n_steps": 512,
         "epochs": 10,
         "minibatches": 32,
+        "learning_rate": 3e-4,
+        "learning_rate_exponent": 0.0,
         "normalize_advantage": True,  # rewards of any scale
         "episode_window": 50,
         "step_window": 8192,  # two batches
@@ -128,10 +131,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tqpo-observed": ("tqpo", {"observe_budget": True}),
     "ppo-lag-observed": ("ppo-lag", {"observe_budget": True}),
     "ppo-early": ("ppo", {"observe_budget": True, "end_at_limit": True}),
-    "budget-dial": (
-        "budget",
-        {"dial": True, "saturation_weight": 0.03, "learning_rate": 4e-4, "integral_gain": 0.02},
-    ),
+    "budget-dial": ("budget", {"dial": True}),
     "budget-blind": ("budget", {"observe_budget": False}),
     "budget-no-homotopy": ("budget", {"start_outage": 0.0}),
     "budget-no-dense": ("budget", {"dense_weight": 0.0}),
@@ -159,7 +159,7 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
     "budget-dial": ("quantile", "budget whose one run passes every level and keeps a policy for each"),
     "budget-blind": ("quantile", "budget without what is left of the limit in its observation"),
     "budget-no-homotopy": ("quantile", "budget held to its level from the first iteration on"),
-    "budget-no-dense": ("quantile", "budget without the plain cost that fades"),
+    "budget-no-dense": ("quantile", "budget without the plain cost"),
 }
 
 

@@ -154,6 +154,13 @@ def episodes_needed(rate: float, level: float, confidence: float = 0.95) -> int 
     return bisect.bisect_left(range(MOST_EPISODES), True, lo=1, key=settled)
 
 
+def held_back(level: float, window: int, episodes: int, errors: float = 0.6) -> float:
+    """The share of ε = 1 − level to hold back, so that a policy that is steered by its last `window` episodes is then
+    found safe in `episodes` others: so many standard errors of both shares, at most four fifths of ε."""
+    error = math.sqrt(level * (1 - level)) * (window**-0.5 + episodes**-0.5)
+    return min(errors * error / (1 - level), 0.8)
+
+
 def verdict(
     successes: int, n: int, level: float, confidence: float = 0.95, event: str = "stayed within the limit"
 ) -> Verdict:

@@ -23,6 +23,7 @@ from tqpo.errors import ConfigError, StoreError, UnknownNameError
 from tqpo.evaluation.episodes import check_count
 from tqpo.host.reference import is_reference
 from tqpo.host.spec import HostOptions
+from tqpo.maths import statistics
 from tqpo.store import sealed
 from tqpo.training.program import Group
 from tqpo.types import UNLIMITED, Env, Spec
@@ -33,7 +34,11 @@ SELECTION_EPISODES = 384
 HOST_SELECTION_EPISODES = 64  # on the host, where episodes are dear
 TEST_EPISODES = 10_000  # at most, of a certificate
 HOST_TEST_EPISODES = 1_000
-GONE = {"log_gain": 0.0, "lowest_level": 1.0}  # settings of earlier versions, with the value that changed nothing
+GONE = {
+    "log_gain": 0.0,
+    "lowest_level": 1.0,
+    "ramp": 0.0,
+}  # settings of earlier versions, with the value that changed nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +131,8 @@ class Job:
         if derived is None:
             kind = {"own": is_reference(self.task), "host": not isinstance(env, Env)}
             config = preset(self.preset, self.algo, **kind, **self._changes(env))
+            if self.base_algorithm == "budget" and "margin" not in self.settings:
+                config = with_margins(config, TEST_EPISODES if isinstance(env, Env) else HOST_TEST_EPISODES)
         else:
             usual = type(preset(Job.preset, self.algo))()
             config = replace(usual, **{k: v for k, v in derived.items() if k in field_names(usual)})
@@ -306,6 +313,18 @@ def agree(old: Any, new: Any, defaults: Any = None) -> bool:
 def steps_of(learner: Any) -> int:
     """Environment steps of one iteration of one run."""
     return learner.n_envs * learner.n_steps
+
+
+def with_margins(config: Any, episodes: int) -> Any:
+    """A config whose constraints on a probability, where they have no margin, hold back what follows from the window that
+    training sees and the episodes of a certificate."""
+    window = config.learner.episode_window
+
+    def own(c: Constraint) -> Constraint:
+        free = c.kind == "quantile" and not c.margin
+        return dataclasses.replace(c, margin=statistics.held_back(c.safety, window, episodes)) if free else c
+
+    return dataclasses.replace(config, constraints=tuple(own(c) for c in config.constraints))
 
 
 def has_dial(config: Any) -> bool:
