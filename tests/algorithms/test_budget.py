@@ -306,7 +306,7 @@ def test_with_a_dial_the_aim_passes_every_level_of_the_path_and_only_falls():
     config = preset("fast", "budget-dial", iterations=1000)
     aims = np.array([float(budget.aimed_outage(jnp.array(k), config)[0]) for k in range(0, 1001, 10)])
     assert np.all(np.diff(aims) <= 0)
-    for share, aim in budget.PATH:
+    for share, aim in budget.DIAL_PATH:
         np.testing.assert_allclose(budget.aimed_outage(jnp.array(1000 * share), config), [aim], rtol=1e-4)
     assert budget.aimed_outage(jnp.array(5000), config)[0] == aims[-1]
 

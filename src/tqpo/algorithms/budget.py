@@ -35,8 +35,8 @@ Stooke et al. (2020), here of the probability and in log λ. Ours are the event'
   does not come back, however large λ is. What lies beyond |raw| = 2 is therefore penalised.
 - a learning rate that falls: events are rare, and the noise of their gradient is what keeps a policy from its best.
 
-With `dial` one run passes every level: κ follows `PATH` to its end, and the policies on it, from bold to careful, are kept
-(`training.choose`).
+With `dial` one run passes every level: κ follows `DIAL_PATH` to its end, at a constant learning rate, and the policies on
+it, from bold to careful, are kept (`training.choose`).
 
 A time-out ends the episode's cost: p after any end is 0, whatever `bootstrap_timeouts` says of the reward. Mean
 constraints are treated as in PPO-Lagrangian, their λ by the same law of (E[C] − d)/d.
@@ -57,9 +57,11 @@ from tqpo.networks import Head
 from tqpo.types import Array, Key, Spec
 
 LOG_START, LOG_LOWEST, LOG_HIGHEST = -1.0, -6.0, 4.0  # of log λ
+DIAL_HIGHEST = 5.0  # the last of these with a dial
 MAX_ERROR = 1.5  # of the control
 SATURATED = 2.0  # of a mean before its tanh
 PATH = ((0.0, 0.4), (0.15, 0.2), (0.45, 0.1), (0.6, 0.05), (0.75, 0.01), (0.85, 0.002))  # (share of training, κ)
+DIAL_PATH = (*PATH[:3], (0.62, 0.05), (0.78, 0.01), (0.92, 0.002))
 
 
 @settings
@@ -93,8 +95,8 @@ class Targets(NamedTuple):
 
 
 def aimed_outage(iteration: Array, config: Config) -> Array:
-    """κ [K]: log κ goes along straight lines through the points of `PATH`, to ε·(1 − margin), with a dial to the end."""
-    shares, aims = (jnp.array(x) for x in zip(*PATH, strict=True))
+    """κ [K]: log κ goes along straight lines through the points of a path, to ε·(1 − margin), with a dial to its end."""
+    shares, aims = (jnp.array(x) for x in zip(*(DIAL_PATH if config.dial else PATH), strict=True))
     share = jnp.where(config.iterations > 0, iteration / jnp.maximum(config.iterations, 1), 1.0)
     aim = jnp.minimum(jnp.exp(jnp.interp(share, shares, jnp.log(aims))), config.start_outage)
     least = 1.0 - episodes.levels(config.constraints)
@@ -115,10 +117,16 @@ def control_error(
     return jnp.where(usable, jnp.clip(error, -MAX_ERROR, MAX_ERROR), 0.0)
 
 
+def log_highest(config: Config) -> float:
+    """The largest log λ."""
+    return DIAL_HIGHEST if config.dial else LOG_HIGHEST
+
+
 def control(integral: Array, error: Array, config: Config) -> tuple[Array, Array]:
     """log λ = I + K_p·e with I ← I + K_i·e, both bounded: an integral that cannot leave the range of λ cannot wind up."""
-    integral = jnp.clip(integral + config.integral_gain * error, LOG_LOWEST, LOG_HIGHEST)
-    return integral, jnp.exp(jnp.clip(integral + config.proportional_gain * error, LOG_LOWEST, LOG_HIGHEST))
+    highest = log_highest(config)
+    integral = jnp.clip(integral + config.integral_gain * error, LOG_LOWEST, highest)
+    return integral, jnp.exp(jnp.clip(integral + config.proportional_gain * error, LOG_LOWEST, highest))
 
 
 def outage_targets(

@@ -131,7 +131,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "tqpo-observed": ("tqpo", {"observe_budget": True}),
     "ppo-lag-observed": ("ppo-lag", {"observe_budget": True}),
     "ppo-early": ("ppo", {"observe_budget": True, "end_at_limit": True}),
-    "budget-dial": ("budget", {"dial": True}),
+    "budget-dial": ("budget", {"dial": True, "learning_rate": 4e-4, "learning_rate_exponent": 0.0}),
     "budget-blind": ("budget", {"observe_budget": False}),
     "budget-no-homotopy": ("budget", {"start_outage": 0.0}),
     "budget-no-dense": ("budget", {"dense_weight": 0.0}),

@@ -19,7 +19,7 @@ PAGE = "docs/constraint-not-met.md"
 def bound_of(config: Any) -> float:
     """The largest λ that a configuration allows."""
     if isinstance(config, budget.Config):
-        return math.exp(budget.LOG_HIGHEST)
+        return math.exp(budget.log_highest(config))
     return float(config.dual.max_multiplier) if hasattr(config, "dual") else math.inf
 
 
