@@ -102,10 +102,13 @@ def run_episodes(
         return play(envs, policy, key, shares, deterministic, progress), envs.take_reports()
 
 
-def stream_host(env: "HostSpec", policy: Policy, key: Key, episodes: int) -> Iterator[tuple[Totals, list[str]]]:
+def stream_host(
+    env: "HostSpec", policy: Policy, key: Key, episodes: int, deterministic: bool = False
+) -> Iterator[tuple[Totals, list[str]]]:
     """Fresh episodes and reports of faults, `ROUND` episodes at a time, for as long as one asks."""
     for first in range(0, episodes, ROUND):
-        yield run_episodes(env, policy, jax.random.fold_in(key, first), min(ROUND, episodes - first))
+        size, own = min(ROUND, episodes - first), jax.random.fold_in(key, first)
+        yield run_episodes(env, policy, own, size, deterministic=deterministic)
 
 
 class KeyedEnvs:
