@@ -249,7 +249,7 @@ def name_lines(ax: "Axes", *marks: tuple[float, str, Any]) -> None:
     """Two vertical lines, each labelled on its outer side, or without room there on the other side, above the other line."""
     start, end = ax.get_xlim()
     left, right = sorted(marks, key=lambda m: m[0])
-    letter = 0.017 * (end - start)
+    letter = 0.022 * (end - start)  # its share of the axes' width, or a little more
     fits = left[0] - start > letter * len(left[1]), end - right[0] > letter * len(right[1])
     heights = {(True, True): (0.95, 0.95), (True, False): (0.85, 0.95)}.get(fits, (0.95, 0.85))
     sides = "right" if fits[0] else "left", "left" if fits[1] else "right"

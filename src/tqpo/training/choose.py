@@ -219,11 +219,14 @@ def look(
     prepared: Prepared, candidates: Mapping[Any, Policy], key: Key, episodes: int, tick: Closing | None = None
 ) -> dict[Any, Totals]:
     """Fresh episodes of each candidate of a seed, the same ones for all."""
-    seen = {}
-    for label, policy in candidates.items():
-        seen[label] = fresh_episodes(prepared.env, policy, key, episodes)[0]
+    seen: dict[Any, Totals] = {}
+
+    def count(done: int, _: int) -> None:
         if tick is not None:
-            tick(len(seen) * episodes, len(candidates) * episodes, "to put them in order")
+            tick(len(seen) * episodes + done, len(candidates) * episodes, "to put them in order")
+
+    for label, policy in candidates.items():
+        seen[label] = fresh_episodes(prepared.env, policy, key, episodes, progress=count)[0]
     return seen
 
 
