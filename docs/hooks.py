@@ -153,6 +153,8 @@ def shown(value: Any) -> str:
         return f"{int(value)} ({value.name.lower()})"
     if isinstance(value, float):
         return f"{value:g}"
+    if type(value) is int:
+        return f"{value:,}"
     if isinstance(value, tuple | list | dict) and not value:
         return "–"
     return escaped("–" if value is None else str(value))

@@ -108,12 +108,13 @@ def test_evaluate_says_how_safe(run):
 
 
 def test_evaluate_keeps_what_the_command_keeps_and_renews_the_report(run):
-    tqpo.evaluate(run, episodes=11)
-    folder = store.open_run(run)
-    assert folder.finished
-    folder.verify()
-    assert evaluations_of(folder)[0]["pooled"]["episodes"] == 22
-    assert "of 22 episodes" in (run / "report.html").read_text("utf-8")
+    for episodes in (21, 11):  # the fewer are given back, the run keeps the more
+        assert tqpo.evaluate(run, episodes=episodes)["pooled"]["episodes"] == 2 * episodes
+        folder = store.open_run(run)
+        assert folder.finished
+        folder.verify()
+        assert evaluations_of(folder)[0]["pooled"]["episodes"] == 42
+        assert "of 42 episodes" in (run / "report.html").read_text("utf-8")
 
 
 def test_a_result_shows_itself_in_short(run):
@@ -171,7 +172,7 @@ def test_a_wrong_field_of_a_job_is_named(wrong, message, tmp_path):
 
 
 def test_a_finished_run_is_not_judged_again_and_compare_takes_runs(run):
-    before = tqpo.evaluate(run, episodes=11)
+    before = tqpo.evaluate(run, episodes=22)
     assert tqpo.resume(run)["pooled"] == before["pooled"]
     for wrong in ((), ([run, run],)):
         with pytest.raises(ConfigError, match=r"compare\(run, run, …\)"):

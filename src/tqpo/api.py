@@ -14,7 +14,7 @@ from tqpo import references, store
 from tqpo.errors import ConfigError, did_you_mean
 from tqpo.evaluation.episodes import check_count
 from tqpo.evaluation.loaded import LoadedPolicy
-from tqpo.host.reference import GYM, copies_of, is_factory, is_reference, task_of
+from tqpo.host.reference import GYM, is_reference, maker_of, task_of
 from tqpo.output.conclude import PAGE, conclude, judge, write_page
 from tqpo.output.result import Comparison, Result, comparison, result_of
 from tqpo.training import loop
@@ -107,7 +107,7 @@ def evaluate(
 ) -> Result:
     """Fresh episodes of a run's policies: return, safety, quantile with intervals, and a verdict.
 
-    The run keeps them, and its report is renewed, as `tqpo evaluate` does.
+    The run keeps them, unless it has more of the same kind, and its report is renewed, as `tqpo evaluate` does.
     """
     provide(path, **own)
     return Result(judge(path, episodes, physics, deterministic), path)
@@ -152,7 +152,7 @@ def load(path: Path, seed: int | None = None, **own: Any) -> LoadedPolicy:
     seed, policy = load_policy(folder, seed)
     description, mean = folder.load_policy()[1], judged_by_mean(folder)
     dial = load_dial(folder, seed)
-    certified = {level: dial.at(at) for level, at in positions_of(folder, seed).items()} if dial else None
+    certified = {level: dial.at(at) for level, at in positions_of(folder, seed, mean).items()} if dial else None
     return LoadedPolicy(policy, description=description, deterministic=mean, certified=certified)
 
 
@@ -165,7 +165,12 @@ def provide(path: Path, env: Any = None, cost_fn: Any = None, trunk: Any = None)
     named = {"env": job.task, "cost_fn": job.cost_fn, "trunk": job.settings.get("trunk")}
     for name, value in given.items():
         known = str(named[name] or "none")
+        meant = task_of(value) if name == "env" and isinstance(value, str) else value
+        if meant == known:
+            continue
         if not is_reference(known) or known.startswith(GYM):
             raise ConfigError(f"{name}: {os.fspath(path)} was trained with {known}, and needs nothing in its place")
-        made = references.find(value) if isinstance(value, str) else value
-        references.provide(known, made if name != "env" or is_factory(made) else copies_of(made))
+        if name == "env":
+            references.provide(known, maker_of(meant))
+        else:
+            references.provide(known, references.find(meant) if isinstance(meant, str) else meant)

@@ -7,7 +7,7 @@ import jobs
 import pytest
 from jobs import call
 
-from tqpo import __version__, store
+from tqpo import __version__, cli, store
 from tqpo.training import loop
 from tqpo.training.loop import Options
 
@@ -117,6 +117,8 @@ def test_evaluate_compare_plot_watch_report(run, monkeypatch, capsys, tmp_path):
     assert (code, found["pooled"]["episodes"]) == (0, 40)
     assert store.open_run(run).finished
     store.open_run(run).verify()
+    code, out, err = call(monkeypatch, capsys, "evaluate", str(run), "--episodes", "10")
+    assert (code, "20 episodes" in out, "keeps its evaluation of 40 episodes" in err) == (0, True, True)
     code, out, _ = call(monkeypatch, capsys, "compare", str(run), str(run))
     assert (code, out.count("SimpleEnv")) == (0, 2)
     code, out, _ = call(monkeypatch, capsys, "train", "--resume", str(run))
@@ -158,6 +160,14 @@ def test_help_is_in_groups_with_the_short_name(monkeypatch, capsys):
     assert "{None}" not in out
     groups = [out.index(f" {name} options ") for name in ("problem", "training", "environment", "output")]
     assert groups == sorted(groups)
+
+
+def test_a_warning_of_ours_is_one_line_and_others_say_where():
+    assert (
+        cli.one_line("a checkpoint is damaged", store.StoreWarning, "store/run.py", 9)
+        == "tqpo: a checkpoint is damaged\n"
+    )
+    assert "mine.py:9: RuntimeWarning: overflow" in cli.one_line("overflow", RuntimeWarning, "mine.py", 9, "")
 
 
 def test_version(monkeypatch, capsys):

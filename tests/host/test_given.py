@@ -107,6 +107,19 @@ def test_a_name_needs_nothing_in_its_place(tmp_path):
     tqpo.train("CartPole-v1", cost_fn=lambda *_: 1.0, out=tmp_path / "run", settings=SMALL, **FEW)
     with pytest.raises(ConfigError, match="was trained with gym:CartPole-v1, and needs nothing in its place"):
         tqpo.evaluate(tmp_path / "run", env=fakes.Counter)
+    for same in ("CartPole-v1", "gym:CartPole-v1"):
+        assert tqpo.evaluate(tmp_path / "run", env=same, episodes=2)["pooled"]["episodes"] == 2
+
+
+@pytest.mark.slow
+def test_what_has_no_name_may_be_given_by_one(tmp_path, monkeypatch):
+    out, ones = tmp_path / "run", {"cost_fn": lambda *_: 1.0}
+    tqpo.train(lambda **how: gymnasium.make("CartPole-v1", **how), out=out, settings=SMALL, **ones, **FEW)
+    monkeypatch.setattr(references, "_local", {})  # as in another program
+    for name in ("CartPole-v1", "gym:CartPole-v1"):
+        assert tqpo.evaluate(out, episodes=2, env=name, **ones)["pooled"]["episodes"] == 2
+    with pytest.raises(ConfigError, match="No module named 'nowhere'"):
+        tqpo.evaluate(out, episodes=2, env="nowhere:make", **ones)
 
 
 @pytest.mark.slow

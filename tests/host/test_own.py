@@ -126,10 +126,14 @@ def test_faults_are_reported_and_training_goes_on(tmp_path):
     assert "environment 0, step 3 (step 3 of its episode)" in text
 
 
-def test_an_environment_that_keeps_failing_ends_training_with_its_name(tmp_path):
+def test_an_environment_that_keeps_failing_ends_training_with_its_name(tmp_path, capsys):
     job = own_job(task="fakes:faulty", task_settings={"fault": "raises"}, env_restarts=1)
     with pytest.raises(EnvError, match="fakes:faulty: environment 0, step 6"):
-        loop.train(job, tmp_path / "run", QUIET)
+        loop.train(job, tmp_path / "run", Options())
+    assert "environment 0, step 3" in (tmp_path / "run" / loop.FAULTS).read_text()  # in its first iteration
+    said = capsys.readouterr().out
+    assert "restarted environment 0, step 3" in said
+    assert "restarted 5 times more" in said  # of two runs with four environments
 
 
 def test_python_takes_functions(tmp_path):

@@ -18,13 +18,14 @@ from tqpo import store
 from tqpo.errors import ConfigError
 from tqpo.evaluation import certificate
 from tqpo.evaluation.certificate import claims_of
+from tqpo.evaluation.fresh import fresh_episodes
 from tqpo.maths import sequential
 from tqpo.store import sealed
 from tqpo.training import certificates, choose, evaluations, job, loop
 from tqpo.training.certificates import Asked, CertificateError, certify_run
 from tqpo.training.job import Job
 from tqpo.training.loop import Options
-from tqpo.training.policies import policies_of, save_policies
+from tqpo.training.policies import load_policy, policies_of, save_policies
 from tqpo.training.program import init_group
 
 OLD = pathlib.Path(__file__).parents[1] / "data" / "0.1.0" / "finished"
@@ -63,8 +64,12 @@ def copied(run, tmp_path):
 
 def test_the_best_of_those_that_pass_is_kept(arms):
     candidates = {"careful": Mixed(0.02), "wild": Mixed(0.6), "bold": Mixed(0.15), "lazy": Mixed(0.01)}
-    label, found, keys, _ = choose.choose(arms, candidates, 0, 400, 20_000)
+    shown = []
+    label, found, keys, _ = choose.choose(arms, candidates, 0, 400, 20_000, tick=lambda *x: shown.append(x))
     assert label == "bold"
+    pilot = [done for done, most, _ in shown if most == 4 * 400]
+    assert (pilot, pilot[-1]) == (sorted(pilot), 1600)
+    assert shown[len(pilot)][1] == 20_000  # then the tests
     assert found["verdict"] == "certified"
     story = found["choice"]
     assert [test["label"] for test in story["tests"]] == story["order"][: len(story["tests"])]
@@ -114,6 +119,24 @@ def test_any_level_and_limit_may_be_asked_and_earlier_answers_stay(copied):
     (row,) = entries[0]["claims"]
     assert (row["event"], row["safety"], entries[0]["confidence"]) == ("cost ≤ 0.5", 0.95, 0.9)
     assert len(list(certificates.check(copied / "certificate.json"))) == 3
+
+
+def test_mean_actions_have_a_certificate_of_their_own(copied):
+    with store.open_run(copied, write=True) as folder:
+        (entry,) = certify_run(folder, Asked(deterministic=True), seed=0)
+        path = certificates.add_certificates(folder, [entry])
+        _, policy = load_policy(folder, 0)
+    assert (entry["environment"]["actions"], entry["episodes"]) == ("mean", 82)
+    key = certificates.key_of(*entry["keys"])
+    played, _ = fresh_episodes(job.prepared_of(folder.config).env, policy, key, 256, deterministic=True)
+    assert entry["return_mean"] == pytest.approx(played.returns[:82].mean())
+    assert len(list(certificates.check(path, rerun=True))) == 3
+
+
+def test_physics_are_named_where_there_are_two():
+    about = {"physics": "jax", "actions": "mean"}
+    said = [certificates.circumstances({"environment": {"task": x, **about}}) for x in ("SimpleEnv", "gym:CartPole-v1")]
+    assert said == ["jax physics, mean actions", "mean actions"]
 
 
 def test_a_run_of_an_older_version_is_certified(tmp_path):
@@ -230,6 +253,8 @@ class TestCommands:
     def test_certify_compare_report_and_card(self, copied, monkeypatch, capsys, tmp_path):
         code, out, _ = call(monkeypatch, capsys, "certify", copied, "--safety", "0.8", "--seed", "0")
         assert (code, "certified" in out, "Pr[cost ≤ 1000] ≥ 80%" in out) == (0, True, True)
+        code, out, _ = call(monkeypatch, capsys, "certify", copied, "--deterministic", "--seed", "0")
+        assert (code, "With jax physics, mean actions." in out) == (0, True), out
         code, out, _ = call(monkeypatch, capsys, "certify", "--check", copied / "certificate.json")
         assert (code, "holds: hashes, counts and bounds" in out) == (0, True)
         call(monkeypatch, capsys, "evaluate", copied, "--episodes", "20")
@@ -240,7 +265,12 @@ class TestCommands:
         code, _, err = call(
             monkeypatch, capsys, "export", copied, "--to", "stablehlo", "--out", tmp_path / "p.stablehlo"
         )
-        assert (code, "Certified with 95% confidence" in (tmp_path / "p.stablehlo.md").read_text()) == (0, True), err
+        card = (tmp_path / "p.stablehlo.md").read_text()
+        assert (code, "Certified with 95% confidence" in card, "jax physics, mean actions" in card) == (
+            0,
+            True,
+            True,
+        ), err
 
     def test_a_folder_of_runs_is_one_file(self, copied, monkeypatch, capsys, tmp_path):
         out = tmp_path / "elsewhere" / "all.json"

@@ -123,9 +123,7 @@ def test_a_lost_episode_does_not_count():
     env = make_own("fakes:faulty", {"fault": "raises", "times": 3}, None, HostOptions())
     config = preset("fast", "ppo", **{**SMALL, "n_steps": 2})
     faults = []
-    _, metrics = run(
-        Group(env, "ppo", (config,), (0,)), 24, on_chunk=lambda chunk: faults.extend(chunk.faults) and None
-    )
+    _, metrics = run(Group(env, "ppo", (config,), (0,)), 24, on_faults=faults.extend)
     assert len(faults) == 2
     ended = metrics["episodes"].sum()
     assert ended == 6

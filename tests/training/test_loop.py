@@ -247,15 +247,15 @@ def test_training_that_is_not_finite_stops_with_what_reproduces_it(tmp_path):
     assert (tmp_path / "broken" / "failure" / "seed-3.safetensors").exists()
 
 
-def kill_and_resume(tmp_path, kills: int, seed: int) -> None:
+def kill_and_resume(tmp_path, algo: str, kills: int, seed: int) -> None:
     """`kill -9` at random moments until the run comes to its end."""
     reference = tmp_path / "whole"
-    done = jobs.tqpo(*jobs.arguments(reference))
+    done = jobs.tqpo(*jobs.arguments(reference), "--algo", algo)
     assert done.returncode == 0, done.stderr
     rng, folder = random.Random(seed), tmp_path / "killed"
-    words = jobs.arguments(folder)
+    words = [*jobs.arguments(folder), "--algo", algo]
     start = time.monotonic()
-    warm = jobs.tqpo(*jobs.arguments(tmp_path / "warm"))
+    warm = jobs.tqpo(*jobs.arguments(tmp_path / "warm"), "--algo", algo)
     assert warm.returncode == 0
     duration = time.monotonic() - start
     for _ in range(kills):
@@ -275,8 +275,9 @@ def kill_and_resume(tmp_path, kills: int, seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_kills_at_random_moments(tmp_path):
-    kill_and_resume(tmp_path, 20, seed=1)
+@pytest.mark.parametrize(("algo", "kills"), [("tqpo", 20), ("budget", 4), ("budget-dial", 4)])
+def test_kills_at_random_moments(tmp_path, algo, kills):
+    kill_and_resume(tmp_path, algo, kills, seed=1)
 
 
 @pytest.mark.slow

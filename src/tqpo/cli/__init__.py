@@ -3,6 +3,8 @@
 
 import re
 import sys
+import warnings
+from typing import Any
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
@@ -18,6 +20,7 @@ from tqpo.cli.sweep import Sweep
 from tqpo.cli.train import Train
 from tqpo.errors import Interrupted, TqpoError
 
+usual_warning = warnings.formatwarning
 COMMANDS = (
     Train,
     Sweep,
@@ -36,11 +39,17 @@ COMMANDS = (
 )
 
 
+def one_line(message: Warning | str, category: type[Warning], *where: Any) -> str:
+    """A warning of ours as its text alone; any other as Python shows it."""
+    return f"tqpo: {message}\n" if category.__module__.startswith("tqpo.") else usual_warning(message, category, *where)
+
+
 def main() -> None:
     """Runs a command. Errors are one line and exit status 2; an interrupt is 128 plus the signal."""
     if sys.argv[1:] == ["--version"]:
         print(f"tqpo {__version__}")
         return
+    warnings.formatwarning = one_line
     commands = {re.sub(r"(?<!^)(?=[A-Z])", "-", cls.__name__).lower(): cls for cls in COMMANDS}
     try:
         about = f"Safe RL with a stated probability. Version {__version__}."

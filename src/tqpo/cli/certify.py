@@ -34,6 +34,8 @@ class Certify:
     """Episodes after which it is undecided; by default 10,000, and 1,000 of your own environment on the host."""
     physics: str = "jax"
     """jax, or mujoco for the reference simulator."""
+    deterministic: bool = False
+    """Act with the policy's mean instead of a sample."""
     seed: Number = None
     """Which seed's policy; by default every seed's."""
     out: File = None
@@ -69,7 +71,8 @@ class Certify:
         from tqpo import store
         from tqpo.training import certificates, choose
 
-        asked = certificates.Asked(self.safety, self.cost_limit, self.confidence, self.max_episodes, self.physics)
+        how = self.confidence, self.max_episodes, self.physics, self.deterministic
+        asked = certificates.Asked(self.safety, self.cost_limit, *how)
         runs = runs_in(path)
         entries: dict[str, list[dict[str, Any]]] = {}
         for name, place in runs.items():
@@ -115,8 +118,10 @@ def runs_in(path: pathlib.Path) -> dict[str, pathlib.Path]:
 
 def show(entries: list[dict[str, Any]]) -> None:
     """A row for each claim, and the sentence where there is one policy."""
+    from tqpo.training.certificates import circumstances
+
     numbers = ("seed", "episodes", "share", "return")
-    table = new_table("", ("task", *numbers[:1], "claim", "verdict", *numbers[1:]), right=numbers)
+    table = new_table("", ("task", *numbers[:1], "actions", "claim", "verdict", *numbers[1:]), right=numbers)
     colours = {"certified": "green", "refuted": "red", "undecided": "yellow"}
     console = wide_console()
     for entry in entries:
@@ -125,6 +130,7 @@ def show(entries: list[dict[str, Any]]) -> None:
             table.add_row(
                 entry["environment"]["task"],
                 str(entry["policy"]["seed"]),
+                entry["environment"]["actions"],
                 f"Pr[{row['event']}] ≥ {100 * row['safety']:g}%".replace("[", "\\["),
                 f"[{colours[row['word']]}]{row['word']}[/]",
                 f"{row['episodes']:,}",
@@ -137,5 +143,6 @@ def show(entries: list[dict[str, Any]]) -> None:
             console.print(
                 f"[bold {colours[row['word']]}]{row['sentence'].replace('[', chr(92) + '[')}[/]", soft_wrap=True
             )
-        if starts := entries[0]["environment"]["budget_starts_at"]:
-            console.print(f"The policy saw a budget that starts at {', '.join(f'{x:g}' for x in starts)}.")
+        starts = ", ".join(f"{x:g}" for x in entries[0]["environment"]["budget_starts_at"] or ())
+        seen = f"; the policy saw a budget that starts at {starts}" if starts else ""
+        console.print(f"With {circumstances(entries[0])}{seen}.")

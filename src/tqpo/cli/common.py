@@ -1,10 +1,8 @@
 """What several commands share."""
 
-import contextlib
 import json
 import pathlib
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 
@@ -15,7 +13,6 @@ from tqpo.errors import ConfigError, StoreError
 Folder = Annotated[Positional[pathlib.Path], arg(metavar="RUN")]
 Folders = Annotated[Positional[tuple[pathlib.Path, ...]], arg(metavar="RUN")]
 MISSED = 3  # exit status
-LINE_EVERY = 10.0  # s between two lines about progress
 # Options that may be left out: their help says what happens then.
 Text = Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")]
 File = Annotated[pathlib.Path | None, arg(metavar="PATH", help_behavior_hint="")]
@@ -64,27 +61,11 @@ def runs_among(paths: tuple[pathlib.Path, ...]) -> Iterator:
             print(f"left out: {error}", file=sys.stderr)
 
 
-@contextlib.contextmanager
 def progress(title: str, hidden: bool):
-    """Gives a callback (done, total, text), shown as a bar in a terminal and as a line now and then elsewhere."""
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+    """Gives a callback (done, total, text) that shows how many episodes are done."""
+    from tqpo.training.progress import counting  # needs JAX
 
-    console = Console(stderr=True, quiet=hidden)
-    columns = (*Progress.get_default_columns(), TimeElapsedColumn(), TextColumn("{task.fields[text]}", markup=False))
-    said = time.monotonic()
-
-    def tick(done: int, total: int, text: str = "") -> None:
-        nonlocal said
-        bar.update(task, completed=done, total=total, text=text)
-        if not console.is_terminal and time.monotonic() - said > LINE_EVERY:
-            said = time.monotonic()
-            line = f"{title}: {done:,} of {total:,} episodes {text}"
-            console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
-
-    with Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
-        task = bar.add_task(title, total=None, text="")
-        yield tick
+    return counting(title, hidden)
 
 
 def new_table(title: str, columns: Iterable[str], right: Iterable[str] = ()):

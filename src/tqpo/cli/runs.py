@@ -43,7 +43,9 @@ class Evaluate:
     """Exit with status 3 if the verdict is that a constraint is missed."""
 
     def __call__(self) -> None:
+        from tqpo import store
         from tqpo.output.conclude import judge
+        from tqpo.training.evaluations import more_of
 
         with progress("evaluating", hidden=self.json) as tick:
             evaluation = judge(self.run, self.episodes, self.physics, self.deterministic, tick)
@@ -51,6 +53,8 @@ class Evaluate:
             print(json.dumps(evaluation))
         else:
             show_evaluation(evaluation, self.run)
+            if more := more_of(store.open_run(self.run), evaluation):
+                print(f"{self.run} keeps its evaluation of {more:,} episodes; this one is shown only", file=sys.stderr)
         if self.fail_on_miss and (evaluation["verdict"] or {}).get("word") == "misses":
             sys.exit(MISSED)
 
@@ -105,7 +109,7 @@ class Compare:
                     constraint_text(asked),
                     interval(c["safety_prob"], "{:.1%}"),
                     *costs(c, asked["cost_limit"]),
-                    "\n".join([c["verdict"]["word"], *said_of(certificates, asked, len(first["seeds"]))]),
+                    "\n".join([c["verdict"]["word"], *said_of(certificates, asked, first)]),
                 )
         if table.row_count:
             wide_console().print(table)
@@ -115,11 +119,16 @@ class Compare:
             raise ConfigError("nothing to compare")
 
 
-def said_of(certificates: list[dict], asked: dict, seeds: int) -> list[str]:
-    """What a run's certificates say of a constraint: each word, and of how many seeds where there are several."""
+def said_of(certificates: list[dict], asked: dict, judged: dict) -> list[str]:
+    """What a run's certificates say of a constraint, of the kind of action that is judged: each word, and of how many
+    seeds where there are several."""
+    from tqpo.training.certificates import ACTIONS
+
+    kind, seeds = ACTIONS[judged["deterministic"]], len(judged["seeds"])
     words = [
         row["word"]
         for entry in certificates
+        if entry["environment"]["actions"] == kind
         for row in entry["claims"]
         if (row["costs"], row["cost_limits"], row["safety"])
         == ([asked["name"]], [asked["cost_limit"]], asked["safety"])

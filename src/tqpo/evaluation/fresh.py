@@ -38,18 +38,19 @@ def twin_of(env: Spec) -> Callable[[], Any]:
 
 
 def stream(
-    env: Spec, policy: Policy, key: Key, episodes: int, physics: str = "jax"
+    env: Spec, policy: Policy, key: Key, episodes: int, physics: str = "jax", deterministic: bool = False
 ) -> Generator[tuple[Totals, list[str]]]:
-    """At most so many episodes with sampled actions in parts, and the reports of faults among them, for as long as one
-    asks. The same episodes in the same order whatever the size of the parts."""
+    """At most so many episodes in parts, and the reports of faults among them, for as long as one asks. The same episodes
+    in the same order whatever the size of the parts."""
     check_physics(env, physics)
     if physics == "mujoco":
-        parts = host_episodes.stream_twin(twin_of(env), policy, key, episodes, workers=os.cpu_count() or 1)
+        how = {"deterministic": deterministic, "workers": os.cpu_count() or 1}
+        parts = host_episodes.stream_twin(twin_of(env), policy, key, episodes, **how)
     elif isinstance(env, Env):
-        parts = jax_episodes.stream(env, policy, key, episodes, jax_episodes.usual_batch())
+        parts = jax_episodes.stream(env, policy, key, episodes, jax_episodes.usual_batch(), deterministic)
     else:
         host: Any = env
-        yield from host_episodes.stream_host(host, policy, key, episodes)
+        yield from host_episodes.stream_host(host, policy, key, episodes, deterministic)
         return
     yield from ((part, []) for part in parts)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tqpo.host.spec import HostSpec
 
 AT_ONCE = 32  # environments of an evaluation, where they share a process
-ROUND = 256  # episodes after which one who streams them can stop
+ROUND = 256  # at most so many episodes until one who streams them can stop
 LONGEST = 2000  # steps of a film
 
 
@@ -102,10 +102,15 @@ def run_episodes(
         return play(envs, policy, key, shares, deterministic, progress), envs.take_reports()
 
 
-def stream_host(env: "HostSpec", policy: Policy, key: Key, episodes: int) -> Iterator[tuple[Totals, list[str]]]:
-    """Fresh episodes and reports of faults, `ROUND` episodes at a time, for as long as one asks."""
-    for first in range(0, episodes, ROUND):
-        yield run_episodes(env, policy, jax.random.fold_in(key, first), min(ROUND, episodes - first))
+def stream_host(
+    env: "HostSpec", policy: Policy, key: Key, episodes: int, deterministic: bool = False
+) -> Iterator[tuple[Totals, list[str]]]:
+    """Fresh episodes and reports of faults in rounds, for as long as one asks: few at first, since few can be enough."""
+    first, size = 0, AT_ONCE
+    while first < episodes:
+        own, count = jax.random.fold_in(key, first), min(size, episodes - first)
+        yield run_episodes(env, policy, own, count, deterministic=deterministic)
+        first, size = first + count, min(2 * size, ROUND)
 
 
 class KeyedEnvs:

@@ -34,7 +34,14 @@ def task_of(env: Any) -> str:
     """The name of an environment: of a class or function that makes one, of an environment itself, of a Gymnasium id."""
     if isinstance(env, str):
         return f"{GYM}{env}" if env not in TASKS and is_gym_id(env) else env
-    return references.name_of(env if is_factory(env) else copies_of(env), type(env).__name__ * (not is_factory(env)))
+    return references.name_of(maker_of(env), type(env).__name__ * (not is_factory(env)))
+
+
+def maker_of(env: Any) -> Callable[..., Any]:
+    """What makes environments: the one that is given, by name too, or copies of an environment."""
+    if isinstance(env, str):
+        return factory_of(env) or functools.partial(build, env, (), 0.0, None)
+    return env if is_factory(env) else copies_of(env)
 
 
 def is_factory(env: Any) -> bool:

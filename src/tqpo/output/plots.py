@@ -211,10 +211,10 @@ def draw_histogram(ax: "Axes", evaluation: Mapping[str, Any], constraint: int, t
     ax.bar(edges[:-1] + width / 2, share, 0.86 * width, color=np.where(unsafe, BEYOND, WITHIN))
     ax.set_xlim(edges[0], edges[-1])
     ax.set_ylim(0, 1.3 * share.max())  # room for what the lines are called
-    rest = costs[costs > edges[-2]]
-    ax.set_xlabel("episode cost" + (f" (last bar: {rest.min():.4g} or more)" if costs.max() > edges[-1] else ""))
+    ax.set_xlabel("episode cost" + (f" (last bar: more than {edges[-2]:.4g})" if costs.max() > edges[-1] else ""))
     ax.set_ylabel(f"share of {len(costs):,} episodes")
-    ax.yaxis.set_major_formatter(lambda x, _: percent(x) if x <= 1 else "")
+    ax.set_yticks([x for x in ax.get_yticks() if x <= min(1, ax.get_ylim()[1])])
+    ax.yaxis.set_major_formatter(lambda x, _: percent(x))
     ax.set_title(evaluation["label"])
     if asked:
         q = evaluation["pooled"]["constraints"][constraint]["episode_cost_quantile"]["value"]
@@ -246,14 +246,15 @@ def draw_exceedance(ax: "Axes", evaluation: Mapping[str, Any], constraint: int) 
 
 
 def name_lines(ax: "Axes", *marks: tuple[float, str, Any]) -> None:
-    """Two vertical lines, each labelled on its outer side, or without room there on the other side, one line lower."""
+    """Two vertical lines, each labelled on its outer side, or without room there on the other side, above the other line."""
     start, end = ax.get_xlim()
-    for (x, text, line), outer in zip(sorted(marks, key=lambda m: m[0]), ("right", "left"), strict=True):
-        share = (x - start) / (end - start)
-        room = share if outer == "right" else 1 - share
-        fits = room > 0.017 * len(text)  # a letter's share of the axes' width
-        side, height = (outer, 0.95) if fits else ({"right": "left", "left": "right"}[outer], 0.85)
-        ax.axvline(x, 0, 0.92, color=INK, linewidth=1.3, linestyle=line)
+    left, right = sorted(marks, key=lambda m: m[0])
+    letter = 0.022 * (end - start)  # its share of the axes' width, or a little more
+    fits = left[0] - start > letter * len(left[1]), end - right[0] > letter * len(right[1])
+    heights = {(True, True): (0.95, 0.95), (True, False): (0.85, 0.95)}.get(fits, (0.95, 0.85))
+    sides = "right" if fits[0] else "left", "left" if fits[1] else "right"
+    for (x, text, line), side, height in zip((left, right), sides, heights, strict=True):
+        ax.axvline(x, 0, height - 0.03, color=INK, linewidth=1.3, linestyle=line)
         place = {"textcoords": "offset points", "xytext": (-5 if side == "right" else 5, 0), "ha": side, "va": "top"}
         ax.annotate(text, (x, height), xycoords=("data", "axes fraction"), fontsize=9, **place)
 

@@ -22,6 +22,7 @@ from tqpo.evaluation.summary import WORST_FIRST
 from tqpo.maths import statistics
 from tqpo.output import plots
 from tqpo.output.playback import player, record_episode
+from tqpo.training.certificates import circumstances
 
 __all__ = ["Report", "page", "record_episode", "write_report"]
 
@@ -88,7 +89,7 @@ def certificates(entries: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         f'<p class="sentence {tones[row["word"]][0]}"><span aria-hidden=true>{tones[row["word"]][1]}</span> '
         f"Seed {entry['policy']['seed']}. {escape(row['sentence'])} "
-        f"<small class=soft>{escape(entry['environment']['physics'])} physics, sampled actions; policy SHA-256 "
+        f"<small class=soft>{escape(circumstances(entry))}; policy SHA-256 "
         f"{escape(entry['policy']['sha256']['policy.safetensors'][:16])}…</small></p>"
         for entry in entries
         for row in entry["claims"]
@@ -308,7 +309,8 @@ def drawings(curves: Sequence[plots.Curve], evaluations: Sequence[Mapping[str, A
         about = "Mean over seeds; the band is one standard deviation. Dashed: the limit and the required level."
         yield plots.learning_curves(curves), "Learning curves", about
         if any("multiplier" in c.metrics for c in curves):
-            about = "The multiplier weighs cost against return; the tilt slows its steps up or down."
+            tilted = any("tilt_up" in c.metrics for c in curves)
+            about = f"The multiplier weighs cost against return{'; the tilt slows its steps up or down' * tilted}."
             yield plots.multiplier_curves(curves), "Multiplier over training", about
     shown = [e for e in evaluations if not e["constraints"] or len(e["constraints"]) > k][:6]
     about = (

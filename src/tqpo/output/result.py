@@ -85,7 +85,8 @@ def card(inside: str) -> str:
     """HTML with the report's style, which it keeps to itself."""
     style = resources.files("tqpo").joinpath("assets", "report.css").read_text("utf-8")
     own = style.replace(":root {", "& {").replace("body {", "& {")
-    return f"<style>.tqpo {{\n{own}\npadding: .2rem 1.2rem 1.2rem; border-radius: 12px;\n}}</style><div class=tqpo>{inside}</div>"
+    own += "table { color: inherit; } tr { background: none; } padding: .2rem 1.2rem 1.2rem; border-radius: 12px;"
+    return f"<style>.tqpo.tqpo.tqpo {{\n{own}\n}}</style><div class=tqpo>{inside}</div>"  # thrice: a notebook styles tables
 
 
 def result_of(run: str | os.PathLike) -> Result | None:

@@ -31,6 +31,7 @@ from tqpo.evaluation import certificate
 from tqpo.evaluation.certificate import CONFIDENCE, Claim, Closing, claims_of, describe, examine
 from tqpo.evaluation.episodes import Policy, check_count
 from tqpo.evaluation.fresh import check_physics, stream
+from tqpo.host.reference import is_reference
 from tqpo.maths import sequential, statistics
 from tqpo.provenance import provenance
 from tqpo.store import disk, sealed
@@ -41,6 +42,7 @@ from tqpo.training.policies import load_dial, load_policies, load_policy
 from tqpo.types import Key, Spec
 
 CERTIFICATE, FORMAT = "certificate.json", "tqpo-certificate-1"
+ACTIONS = ("sampled", "mean")  # by whether they are deterministic
 CERTIFICATE_SEED = 3_000_017  # these episodes share no key with training, the choice or the evaluation
 
 
@@ -57,6 +59,7 @@ class Asked:
     confidence: float = CONFIDENCE
     max_episodes: int | None = None
     physics: str = "jax"
+    deterministic: bool = False  # the policy's mean acts instead of samples
 
     def constraints(self, prepared: Prepared) -> tuple[Constraint, ...]:
         """Those of the run with this level and this limit."""
@@ -121,10 +124,11 @@ def certify_policy(
     claims = claims_of(constraints, prepared.env.cost_names)
     limits = tuple(float(c.limit) for c in constraints)
     begun = time.perf_counter()
-    episodes = stream(with_limits(prepared.env, limits), policy, key_of(*keys), most, asked.physics)
+    env = with_limits(prepared.env, limits)
+    episodes = stream(env, policy, key_of(*keys), most, asked.physics, asked.deterministic)
     found = describe(claims, examine(episodes, claims, asked.confidence, most, tick=tick), asked.confidence)
     found["seconds"] = round(time.perf_counter() - begun, 1)
-    return entry_of(folder, prepared, seed, found, keys, most, limits, asked.physics)
+    return entry_of(folder, prepared, seed, found, keys, most, limits, asked.physics, asked.deterministic)
 
 
 def entry_of(
@@ -136,6 +140,7 @@ def entry_of(
     most: int,
     limits: Sequence[float],
     physics: str = "jax",
+    deterministic: bool = False,
 ) -> dict[str, Any]:
     """What was found, with all that it takes to find it again."""
     sees = getattr(prepared.env, "budget", None) is not None
@@ -147,7 +152,7 @@ def entry_of(
             "task": prepared.job.task,
             "task_settings": dict(prepared.job.task_settings),
             "physics": physics,
-            "actions": "sampled",
+            "actions": ACTIONS[deterministic],
             "budget_starts_at": list(limits) if sees else None,
         },
         "keys": list(keys),
@@ -166,14 +171,16 @@ def certificates_of(folder: store.Run) -> list[dict[str, Any]]:
     return read(folder.path(CERTIFICATE)) if folder.path(CERTIFICATE).exists() else []
 
 
-def positions_of(folder: store.Run, seed: int) -> dict[float, int]:
-    """Where the dial of a seed may stand, by the safety that is certified there for the limit of training."""
+def positions_of(folder: store.Run, seed: int, deterministic: bool) -> dict[float, int]:
+    """Where the dial of a seed may stand, by the safety that is certified there for the limit of training and for this
+    kind of action."""
     limits = [float(c["limit"]) for c in folder.config["derived"]["algorithm"]["constraints"]]
     return {
         entry["claims"][0]["safety"]: entry["policy"]["position"]
         for entry in certificates_of(folder)
         if entry["policy"]["seed"] == seed and "position" in entry["policy"] and entry["verdict"] == "certified"
         if entry["environment"]["budget_starts_at"] == limits
+        if entry["environment"]["actions"] == ACTIONS[deterministic]
     }
 
 
@@ -226,8 +233,15 @@ def add_certificates(folder: store.Run, entries: Sequence[dict[str, Any]]) -> pa
 def question(entry: Mapping[str, Any]) -> tuple:
     """What an entry is the answer to."""
     claims = tuple((row["event"], row["safety"]) for row in entry["claims"])
-    own = entry["policy"]["run"], entry["policy"]["seed"]
-    return *own, claims, entry["confidence"], entry["environment"]["physics"], "choice" in entry
+    own, how = (entry["policy"]["run"], entry["policy"]["seed"]), entry["environment"]
+    return *own, claims, entry["confidence"], how["physics"], how["actions"], "choice" in entry
+
+
+def circumstances(entry: Mapping[str, Any]) -> str:
+    """The simulator, where there are two of them, and the kind of action that an entry is about."""
+    about = entry["environment"]
+    simulator = "" if is_reference(about["task"]) else f"{about['physics']} physics, "
+    return f"{simulator}{about['actions']} actions"
 
 
 def write_certificates(path: pathlib.Path, entries: Sequence[dict[str, Any]]) -> None:
@@ -305,7 +319,8 @@ def refuse_rerun(entry: Mapping[str, Any], folder: store.Run, tick: Closing | No
     env = with_limits(prepared.env, tuple(limits)) if limits else prepared.env
     claims: list[Claim] = [certificate.claim_of(row) for row in rows]
     most = entry["max_episodes"]
-    parts = stream(env, policy, key_of(*entry["keys"]), most, entry["environment"]["physics"])
+    how = entry["environment"]
+    parts = stream(env, policy, key_of(*entry["keys"]), most, how["physics"], how["actions"] == ACTIONS[True])
     finding = examine(parts, claims, entry["confidence"], most, hasty="choice" in entry, tick=tick)
     found = describe(claims, finding, entry["confidence"])
     for row, again in zip(rows, found["claims"], strict=True):

@@ -50,7 +50,9 @@ class Choice(NamedTuple):
     most: int = 0
 
 
-def choose_policies(folder: store.Run, prepared: Prepared, final: ActorPolicy, last: int, say: Say) -> None:
+def choose_policies(
+    folder: store.Run, prepared: Prepared, final: ActorPolicy, last: int, say: Say, tick: Closing | None = None
+) -> None:
     """Saves the chosen snapshot of each seed, the `final` policies of iteration `last` among them, and its certificate.
 
     λ keeps moving, so the last policy is rarely the best.
@@ -63,7 +65,7 @@ def choose_policies(folder: store.Run, prepared: Prepared, final: ActorPolicy, l
     chosen, kept, facts = [], [], []
     for place, seed in enumerate(prepared.job.seeds):
         own = {i: jax.tree.map(lambda x, at=place: x[at], policies) for i, policies in snapshots.items()}
-        choice = choose(prepared, own, seed, prepared.selection_episodes, most)
+        choice = choose(prepared, own, seed, prepared.selection_episodes, most, tick=tick)
         chosen.append(choice)
         kept.append(kept_of(prepared, own, choice))
         facts.append(fact_of(prepared, seed, own, choice))
@@ -125,8 +127,9 @@ def certify(folder: store.Run, asked: Asked, seed: int | None = None, tick: Clos
         dial = load_dial(folder, s)
         assert dial is not None
         own = {position: dial.at(position) for position in range(dial.size)}
-        choice = choose(asking, own, s, prepared.selection_episodes, most, asked.confidence, ASKED_SEEDS)
-        if asked.physics == "jax" and choice.found:
+        pilot_episodes = prepared.selection_episodes
+        choice = choose(asking, own, s, pilot_episodes, most, asked.confidence, ASKED_SEEDS, tick=tick)
+        if asked.physics == "jax" and not asked.deterministic and choice.found:
             entry = entry_of(folder, prepared, s, choice.found, choice.keys, choice.most, limits)
         else:
             entry = certify_policy(folder, prepared, s, own[choice.label], asked, tick)
@@ -150,6 +153,7 @@ def choose(
     confidence: float = CONFIDENCE,
     roots: tuple[int, int] = (PILOT_SEED, TEST_SEED),
     seen: Mapping[Any, Totals] | None = None,
+    tick: Closing | None = None,
 ) -> Choice:
     """The policy of a seed that is kept among labelled ones, in at most so many episodes of all tests together.
 
@@ -160,7 +164,7 @@ def choose(
     claims = tuple(claim for claim in claims if len(claim.names) == 1)
     size = pilot_episodes if len(labels) > 1 else 0
     if seen is None and size:
-        seen = look(prepared, candidates, key_of(roots[0], seed), size)
+        seen = look(prepared, candidates, key_of(roots[0], seed), size, tick)
     pilots = [pilot(prepared, seen[x]) if seen else Pilot() for x in labels]
     order = [labels[i] for i in testing_order(pilots)]
     if not claims:
@@ -174,7 +178,7 @@ def choose(
             return False
         keys = (roots[1], seed, labels.index(label))
         parts = stream(prepared.env, candidates[label], key_of(*keys), left)
-        found = describe(claims, examine(parts, claims, confidence, left, hasty=True), confidence)
+        found = describe(claims, examine(parts, claims, confidence, left, hasty=True, tick=tick), confidence)
         tests[label] = {"label": label, "keys": keys, "max_episodes": left} | found
         left -= found["episodes"]
         return found["verdict"] == "certified"
@@ -211,9 +215,19 @@ def load_snapshots(
     return snapshots | {last: final}
 
 
-def look(prepared: Prepared, candidates: Mapping[Any, Policy], key: Key, episodes: int) -> dict[Any, Totals]:
+def look(
+    prepared: Prepared, candidates: Mapping[Any, Policy], key: Key, episodes: int, tick: Closing | None = None
+) -> dict[Any, Totals]:
     """Fresh episodes of each candidate of a seed, the same ones for all."""
-    return {x: fresh_episodes(prepared.env, policy, key, episodes)[0] for x, policy in candidates.items()}
+    seen: dict[Any, Totals] = {}
+
+    def count(done: int, _: int) -> None:
+        if tick is not None:
+            tick(len(seen) * episodes + done, len(candidates) * episodes, "to put them in order")
+
+    for label, policy in candidates.items():
+        seen[label] = fresh_episodes(prepared.env, policy, key, episodes, progress=count)[0]
+    return seen
 
 
 def pilot(prepared: Prepared, totals: Totals) -> Pilot:

@@ -1,5 +1,6 @@
 """A run's policies in fresh episodes; the results are kept in its `evaluation.json`."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -41,6 +42,7 @@ def evaluate_run(
     simulator = f", {physics} physics" if isinstance(unwrapped(env), Task) else ""
     label = f"{'deterministic' if deterministic else 'sampled'} actions{simulator}"
     settings = {"task": job.task, "algo": job.algo, "physics": physics, "episodes_per_seed": episodes}
+    settings["policy_sha256"] = folder.policy_sha256()
     if faults:
         settings["faults"] = faults
     return summary.summarise(
@@ -51,8 +53,10 @@ def evaluate_run(
 def add_evaluation(
     folder: store.Run, episodes: int, physics: str, deterministic: bool, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Evaluates and keeps the result beside earlier ones; one of the same kind is replaced."""
+    """Evaluates and keeps the result beside earlier ones; one of the same kind is replaced, unless it has more episodes."""
     evaluation = evaluate_run(folder, episodes, physics, deterministic, progress)
+    if more_of(folder, evaluation):
+        return evaluation
     finished = folder.finished  # a file that changes opens the run again
     others = [e for e in evaluations_of(folder) if e["label"] != evaluation["label"]]
     ordered = [*others, evaluation] if deterministic else [evaluation, *others]
@@ -64,6 +68,13 @@ def add_evaluation(
 
 def evaluations_of(folder: store.Run) -> list[dict[str, Any]]:
     return folder.read_json(EVALUATION)["evaluations"] if folder.path(EVALUATION).exists() else []
+
+
+def more_of(folder: store.Run, evaluation: Mapping[str, Any]) -> int:
+    """How many episodes the run keeps of the same policy and kind, where those are more; else 0."""
+    now = evaluation["settings"]["policy_sha256"], evaluation["label"]
+    same = [e for e in evaluations_of(folder) if (e["settings"].get("policy_sha256"), e["label"]) == now]
+    return next((n for e in same if (n := e["pooled"]["episodes"]) > evaluation["pooled"]["episodes"]), 0)
 
 
 def judged_by_mean(folder: store.Run) -> bool:

@@ -63,7 +63,7 @@ class Job:
     constraints: tuple[str, ...] = ()  # instead of safety and cost_limit, such as hazards:limit=15,safety=0.9
     cost_fn: str | None = None  # module:function that gives the cost of a step
     vector: str = "sync"  # one after the other; async: a process each; ray: on a cluster
-    env_timeout: float = 60.0  # s that one step may take
+    env_timeout: float = 60.0  # seconds that one step may take
     env_restarts: int = 3  # faults of one environment before training ends
     max_steps: int | None = None  # after which an episode is truncated; null: the environment ends it
     init_from: str | None = None  # a run whose policies, critics and multipliers this one starts with

@@ -6,6 +6,7 @@ was begun. Environments on the host begin anew when a run is resumed.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -22,13 +23,14 @@ from tqpo.training.choose import choose_policies
 from tqpo.training.job import Job, Prepared, prepared_of
 from tqpo.training.loggers import Loggers
 from tqpo.training.policies import policies_of
-from tqpo.training.program import Chunk, Group, Metrics, NonFiniteError, init_group, run
-from tqpo.training.progress import RunProgress, Say
+from tqpo.training.program import Chunk, Group, Metrics, NonFiniteError, OnFaults, init_group, run
+from tqpo.training.progress import RunProgress, Say, counting
 from tqpo.training.shortfall import bound_of
 from tqpo.types import PyTree
 
 CHECKPOINTS_KEPT = 3
 FAULTS = "faults.txt"  # reports of environments on the host that were restarted
+FAULTS_SAID = 3  # lines about them after an iteration
 
 # All end training if they return True. Metrics are those of the last chunk, [iterations, runs, …].
 OnChunk = Callable[[int, Metrics], Any]  # of the environment steps of each run so far
@@ -150,7 +152,6 @@ def train_job(prepared: Prepared, folder: store.Run, position: Position, options
     loggers = Loggers(folder, prepared, position.iteration * prepared.iteration_steps, options.wandb, progress.say)
 
     def watch(iteration: int, chunk: Chunk) -> bool:
-        report_faults(folder, chunk.faults, progress.say)
         step = iteration * prepared.iteration_steps
         loggers.write(step, chunk.metrics)
         progress.update(iteration, chunk.metrics)
@@ -165,13 +166,21 @@ def train_job(prepared: Prepared, folder: store.Run, position: Position, options
             f"[yellow]steps = {job.steps:,}:[/] an iteration has {prepared.iteration_steps:,}, so this is one of them"
         )
     with contextlib.closing(loggers), progress:
-        last = drive(prepared.group, prepared.iterations, folder, position, options, watch)
-    choose_policies(folder, prepared, policies_of(last.state), last.iteration, progress.say)
+        faulty = functools.partial(report_faults, folder, progress.say)
+        last = drive(prepared.group, prepared.iterations, folder, position, options, watch, faulty)
+    with counting("choosing", options.quiet) as tick:
+        choose_policies(folder, prepared, policies_of(last.state), last.iteration, progress.say, tick)
     return folder
 
 
 def drive(
-    group: Group, iterations: int, folder: store.Run, position: Position, options: Options, watch: Watch
+    group: Group,
+    iterations: int,
+    folder: store.Run,
+    position: Position,
+    options: Options,
+    watch: Watch,
+    on_faults: OnFaults | None = None,
 ) -> Position:
     """Trains a group into a folder, up to so many iterations in all. Returns where it ends.
 
@@ -198,7 +207,8 @@ def drive(
     try:
         with listening() as heard:
             if done < iterations:
-                state, metrics = run(group, iterations - done, options.chunk_length, on_chunk, state, options.max_skips)
+                left, most = iterations - done, options.max_skips
+                state, metrics = run(group, left, options.chunk_length, on_chunk, state, most, on_faults)
                 return Position(state, done + len(metrics["steps"]))
     except NonFiniteError as error:
         raise bundle(folder, error) from error
@@ -208,15 +218,17 @@ def drive(
     return position
 
 
-def report_faults(folder: store.Run, reports: tuple[str, ...], say: Say) -> None:
+def report_faults(folder: store.Run, say: Say, reports: list[str]) -> None:
     """A line to read now, the traceback in a file."""
     if not reports:
         return
     path = folder.path(FAULTS)
     before = path.read_text() if path.exists() else ""
     folder.write_file(FAULTS, (before + "\n\n".join([*reports, ""])).encode())
-    for report in reports:
+    for report in reports[:FAULTS_SAID]:
         say(f"[yellow]restarted[/] {escape(report.splitlines()[0])} (more in {path})")
+    if len(reports) > FAULTS_SAID:
+        say(f"[yellow]restarted[/] {len(reports) - FAULTS_SAID} times more")
 
 
 def bundle(folder: store.Run, error: NonFiniteError) -> TqpoError:

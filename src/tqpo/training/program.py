@@ -20,6 +20,7 @@ from tqpo.errors import ConfigError, TqpoError
 from tqpo.types import Env, PyTree, Spec
 
 Metrics = dict[str, np.ndarray]  # name → [iterations, runs, …]
+OnFaults = Callable[[list[str]], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +51,6 @@ class Chunk(NamedTuple):
     iteration: int  # iterations done so far
     state: PyTree  # [runs, …]
     metrics: Metrics  # of this chunk
-    faults: tuple[str, ...] = ()  # reports of environments on the host that were restarted
 
     @property
     def length(self) -> int:
@@ -151,12 +151,14 @@ def run(
     on_chunk: Callable[[Chunk], Any] | None = None,
     state: PyTree | None = None,
     max_skips: int | None = 50,
+    on_faults: OnFaults | None = None,
 ) -> tuple[PyTree, Metrics]:
     """Trains a group for this many iterations, from `state` or from the start.
 
     After each chunk `on_chunk` is called; if it returns True, training stops there. More than `max_skips` updates in
     a row that were not finite raise a `NonFiniteError` (None: never). The state before the chunk is kept for it, so
-    nothing is donated unless `max_skips` is None.
+    nothing is donated unless `max_skips` is None. `on_faults` gets the reports of environments on the host that were
+    restarted, also those of a chunk that an error ends.
     """
     configs = stack_configs(group.configs)
     state = init_group(group) if state is None else state
@@ -170,11 +172,14 @@ def run(
             length = chunk if whole else 1  # the rest in single steps: no third program is compiled
             before = state
             program = collector or make_chunk(group.env, group.algorithm, length, max_skips is None, devices)
-            state, metrics = program(state, configs)
+            try:
+                state, metrics = program(state, configs)
+            finally:
+                if collector is not None and on_faults is not None:
+                    on_faults(collector.envs.take_reports())
             done += length
             collected.append(jax.tree.map(np.asarray, metrics))
-            faults = () if collector is None else tuple(collector.envs.take_reports())
-            seen = Chunk(done, _gathered(state, devices), collected[-1], faults)
+            seen = Chunk(done, _gathered(state, devices), collected[-1])
             if max_skips is not None:
                 check_finite(group, before, seen, max_skips)
             if on_chunk is not None and on_chunk(seen):

@@ -1,9 +1,10 @@
 """What a person sees while a run trains: a live table in a terminal, plain lines elsewhere, nothing when quiet."""
 
+import contextlib
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -19,8 +20,30 @@ from tqpo.training.shortfall import RECENT, say_multiplier
 
 ROWS = 12  # seeds shown one by one
 LINE_EVERY = 5.0  # s between plain lines
+COUNT_EVERY = 10.0  # s between those that count episodes
 
 Say = Callable[[str], Any]  # shows a line
+
+
+@contextlib.contextmanager
+def counting(title: str, hidden: bool) -> Iterator[Callable[..., None]]:
+    """Gives a callback (done, total, text) for episodes, shown as a bar in a terminal and as a line now and then elsewhere."""
+    console = Console(stderr=True, quiet=hidden)
+    text = bars.TextColumn("{task.fields[text]}", markup=False)
+    columns = (*bars.Progress.get_default_columns(), bars.TimeElapsedColumn(), text)
+    said = time.monotonic()
+
+    def tick(done: int, total: int, text: str = "") -> None:
+        nonlocal said
+        bar.update(task, completed=done, total=total, text=text)
+        if not console.is_terminal and time.monotonic() - said > COUNT_EVERY:
+            said = time.monotonic()
+            line = f"{title}: {done:,} of {total:,} episodes {text}"
+            console.print(line.rstrip(), highlight=False, markup=False, soft_wrap=True)
+
+    with bars.Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None, text="")
+        yield tick
 
 
 class RunProgress:

@@ -16,7 +16,7 @@ from tqpo.evaluation.episodes import ActorPolicy, Dial
 from tqpo.host.reference import is_reference
 from tqpo.maths.distribution import Choices
 from tqpo.maths.statistics import cost_text
-from tqpo.training.certificates import certificates_of
+from tqpo.training.certificates import certificates_of, circumstances
 from tqpo.training.evaluations import evaluations_of, judged_by_mean
 from tqpo.training.job import Job
 
@@ -193,13 +193,13 @@ def certificate_lines(certificates: list[dict[str, Any]]) -> list[str]:
     if not certificates:
         return []
     rows = [
-        f"- {row['sentence']} ({c['environment']['physics']} physics"
+        f"- {row['sentence']} ({circumstances(c)}"
         + (f", `position` {c['policy']['position']})" if "position" in c["policy"] else ")")
         for c in certificates
         for row in c["claims"]
     ]
     digest = certificates[0]["policy"]["sha256"]["policy.safetensors"]
-    about = f"Of sampled actions of the policy whose `policy.safetensors` has the SHA-256 `{digest}`."
+    about = f"Of the policy whose `policy.safetensors` has the SHA-256 `{digest}`."
     return ["## Certificate", "\n".join(rows), about]
 
 
