@@ -10,7 +10,7 @@ Runs in the Python 3.10 that `make safety-gymnasium` makes; `statistics` and `TA
 |---|---|
 | `TASK/layout/NAME` | [layouts] samples of a statistic of the start, sorted, as differences of 0.1 mm or 0.1 mrad (`unpack`) |
 | `TASK/steps/NAME` | [steps, …] before each step: `pose`, `velocity`, …; the `action`; after it: `obs`, `reward`, … |
-| `TASK/steps/touching` | [steps] whether the robot touches a gremlin before the step or after it |
+| `TASK/steps/touching` | [steps] whether the robot touches a gremlin, or reaches or moves a free box, before or after the step |
 | `TASK/cost_names` | names of the columns of `costs` |
 | `versions` | of Safety-Gymnasium and MuJoCo |
 """
@@ -21,7 +21,8 @@ import pathlib
 
 import numpy as np
 
-TASKS = ("Goal0", "Button0", "Button1", "Button2", "Circle0", "Circle1", "Circle2", "Run0")
+TASKS = ("Goal0", "Goal1", "Goal2", "Button0", "Button1", "Button2", "Circle0", "Circle1", "Circle2", "Run0")
+TASKS += ("Push0", "Push1", "Push2")
 SEED = 0
 HOLD = 60  # steps for which the driver keeps its target
 
@@ -70,13 +71,40 @@ def start_of(task):
     out = {"robot": layout["agent"][None, :2], "robot heading": np.array([world["agent_rot"]])}
     if hasattr(task, "goal"):
         out["goal"] = layout["goal"][None, :2]
-    for kind in ("hazard", "button", "gremlin"):
+    for kind in ("hazard", "button", "pillar", "vase", "gremlin"):
         if f"{kind}0" in layout:
             out[f"{kind}s"] = several(kind)
-    if hasattr(task, "gremlins"):
-        rots = [world["free_geoms"][f"gremlin{i}obj"]["rot"] for i in range(task.gremlins.num)]
-        out["gremlin headings"] = np.array(rots)
+    if "push_box" in layout:
+        out["push_box"] = layout["push_box"][None, :2]
+    if kind := free_kind(task):
+        rots = [world["free_geoms"][name]["rot"] for name in free_names(task)]
+        out[f"{kind.removesuffix('s')} headings"] = np.array(rots)
     return out
+
+
+def free_kind(task):
+    return next((kind for kind in ("gremlins", "vases", "push_box") if hasattr(task, kind)), None)
+
+
+def free_names(task):
+    """Names of the free bodies."""
+    kind = free_kind(task)
+    if kind is None or kind == "push_box":
+        return ["push_box"] * (kind is not None)
+    ending = "obj" if kind == "gremlins" else ""
+    return [f"{kind[:-1]}{i}{ending}" for i in range(getattr(task, kind).num)]
+
+
+def contact(task):
+    """Whether the robot is at a free box, or one moves: what depends on MuJoCo's version begins there."""
+    names, data, model = free_names(task), task.data, task.model
+    bodies = {model.body(name).id for name in names}
+    robot = model.body("agent").id
+    pairs = [{model.geom_bodyid[c.geom1], model.geom_bodyid[c.geom2]} for c in data.contact[: data.ncon]]
+    fixed = {model.body(f"pillar{i}").id for i in range(task.pillars.num)} if hasattr(task, "pillars") else set()
+    touched = any(pair & bodies and pair & ({robot} | fixed) for pair in pairs)
+    gremlins = free_kind(task) == "gremlins"
+    return touched or (not gremlins and any(np.linalg.norm(data.joint(n).qvel[:2]) > 1e-4 for n in names))
 
 
 def state_of(env):
@@ -85,8 +113,8 @@ def state_of(env):
     data, body = task.data, task.data.body("agent")
     seen = start_of(task)
     none = np.zeros((0, 2))
-    count = task.gremlins.num if hasattr(task, "gremlins") else 0
-    joints = [data.joint(f"gremlin{i}obj") for i in range(count)]
+    names, count = free_names(task), task.gremlins.num if hasattr(task, "gremlins") else 0
+    joints = [data.joint(name) for name in names]
     fixed = np.array([0.0, -1000.0 if env.spec.id.endswith("Run0-v0") else 0.0])
     goal = task.goal.pos[:2] if hasattr(task, "goal") else fixed
     yaws = seen.get("gremlin headings", np.zeros(0))
@@ -98,7 +126,8 @@ def state_of(env):
         "goal": goal,
         "goal_button": task.buttons.goal_button if hasattr(task, "buttons") else -1,
         "gremlins": np.column_stack([seen["gremlins"], yaws]) if count else np.zeros((0, 3)),
-        "boxes": np.array([[*joint.qpos, *joint.qvel] for joint in joints]).reshape(count, 13),
+        "pillars": seen.get("pillars", none),
+        "boxes": np.array([[*joint.qpos, *joint.qvel] for joint in joints]).reshape(len(names), 13),
         "timer": task.buttons.timer if hasattr(task, "buttons") else 0,
         "steps": env.unwrapped.steps,
     }
@@ -128,7 +157,7 @@ def record(env, count):
     rng = np.random.default_rng(SEED)
     lidars = [name for name in env.unwrapped.obs_space_dict if name.endswith("lidar")] or ["field"]
     obs, _ = env.reset(seed=SEED)
-    rows, names, aim, before = [], [], None, 0.0
+    rows, names, aim, before = [], [], None, False
     for k in range(count):
         if k % HOLD == 0:
             aim = rng.choice([*lidars, *lidars, "random"])
@@ -138,13 +167,13 @@ def record(env, count):
         if k == 0:  # later, cost_buttons is missing while buttons wait
             names = sorted(name for name in info if name.startswith("cost_") and name != "cost_sum")
         costs = np.array([cost, *(info.get(name, 0.0) for name in names)])
-        after = info.get("cost_gremlins", 0.0)
-        facts = {"reward": reward, "costs": costs, "met": "goal_met" in info, "touching": before + after > 0}
+        after = contact(env.unwrapped.task)
+        facts = {"reward": reward, "costs": costs, "met": "goal_met" in info, "touching": bool(before or after)}
         rows.append(row | {"obs": obs.astype(np.float32)} | facts)
         before = after
         if terminated or truncated:
             obs, _ = env.reset()
-            before = 0.0
+            before = False
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}, names
 
 

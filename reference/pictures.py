@@ -12,14 +12,15 @@ import numpy as np
 
 
 def frames(task: str, steps: int, seed: int) -> Iterator[tuple[np.ndarray, bool]]:
-    """Frames of an episode driven straight at the goal, or around it in circle tasks; and whether the step cost."""
+    """Frames of an episode driven straight at the goal or the box, or around a circle; and whether the step cost."""
     from tqpo.envs.gymnasium import TaskEnv
 
-    env = TaskEnv(task, render_mode="rgb_array")
+    env = TaskEnv(task, "mujoco", render_mode="rgb_array")
     env.reset(seed=seed)
     for _ in range(steps):
         state = env.world.get_state()
-        dx, dy = np.asarray(state.goal - state.pose[:2], float)
+        target = state.boxes.pos[0, :2] if env.config.goal == "push" else state.goal
+        dx, dy = np.asarray(target - state.pose[:2], float)
         if env.config.goal == "circle":
             dx, dy = dy, -dx
         turn = math.remainder(math.atan2(dy, dx) - float(state.pose[2]), 2.0 * math.pi)
@@ -41,6 +42,11 @@ EXAMPLES = {
     "SafetyPointCircle0": (0, 90),
     "SafetyPointCircle1": (0, 90),
     "SafetyPointCircle2": (1, 90),
+    "SafetyPointGoal1": (0, 90),
+    "SafetyPointGoal2": (0, 90),
+    "SafetyPointPush0": (0, 60),
+    "SafetyPointPush1": (0, 120),
+    "SafetyPointPush2": (0, 120),
     "SafetyPointRun0": (0, 120),
 }  # seed, steps
 

@@ -49,10 +49,13 @@ def shake(rng, config: TaskConfig, out: State, rows: np.ndarray) -> State:
     n = len(rows)
     pose, velocity = out.pose.copy(), out.velocity.copy()
     place = rng.uniform(-config.extents, config.extents, (n, 2))
-    solids = np.concatenate([out.boxes.pos[rows, :, :2], out.buttons[rows]], axis=1)
+    still = out.buttons if out.pillars is None else out.pillars
+    solids = np.concatenate([out.boxes.pos[rows, :, :2], still[rows]], axis=1)
     if solids.shape[1]:
         near = solids[np.arange(n), rng.integers(solids.shape[1], size=n)]
         angle, radius = rng.uniform(0.0, 2.0 * np.pi, n), rng.uniform(0.05, 0.28, n)
+        if config.goal == "push":
+            radius = rng.uniform(0.25, 0.48, n)
         beside = near + radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)
         place = np.where(rng.random(n)[:, None] < 0.85, beside, place)
     pose[rows] = np.column_stack([place, rng.uniform(0.0, 2.0 * np.pi, n)])

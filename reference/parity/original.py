@@ -26,6 +26,11 @@ from tqpo.provenance import provenance
 from tqpo.types import Step
 
 REWARD = 1e-4  # what two rewards may differ by
+FREE_BOXES = """
+Vases and the box to push agree though their contacts are those of another MuJoCo: with vases touched or in motion the
+reward differs by 4e-6 at most, and every cost is equal (Goal2 by the twin alone). The first 2 ms of a push episode depend
+on rounding in the original, where the box starts at a distance of 0 from the floor. What is beyond 1e-4 or unequal in
+Push2, 3 and 2 steps, lies at a pillar: its contact with the robot's cube is found by iteration, and differently."""
 
 
 def suite() -> dict[str, TaskConfig]:
@@ -34,10 +39,14 @@ def suite() -> dict[str, TaskConfig]:
     return {name.removeprefix(prefix): config for name, config in TASKS.items() if name.startswith(prefix)}
 
 
-def states(recorded: dict[str, np.ndarray]) -> State:
+def states(config: TaskConfig, recorded: dict[str, np.ndarray]) -> State:
     """[N, …], with the key as words."""
     count, boxes = len(recorded["pose"]), recorded["boxes"]
-    zero = np.zeros(count)
+    zero, robot, goal = np.zeros(count), recorded["pose"][:, :2], recorded["goal"]
+    distance = np.linalg.norm(goal - robot, axis=1)
+    if config.goal == "push":
+        at = (np.column_stack([xy, zero + z]) for xy, z in ((robot, config.robot.z_height), (goal, config.goal_height)))
+        distance = sum(np.linalg.norm(boxes[:, 0, :3] - place, axis=1) for place in at)
     return of_numpy(
         State,
         key=np.zeros((count, 2), np.uint32),
@@ -47,20 +56,21 @@ def states(recorded: dict[str, np.ndarray]) -> State:
         boxes=of_numpy(Boxes, pos=boxes[..., :3], quat=boxes[..., 3:7], vel=boxes[..., 7:]),
         touching=np.zeros(count, bool),
         timer=recorded["timer"],
-        distance=np.linalg.norm(recorded["goal"] - recorded["pose"][:, :2], axis=1),
+        distance=distance,
         cost=zero,
         steps=recorded["steps"],
+        pillars=recorded["pillars"] if recorded.get("pillars", np.zeros((0, 0, 2))).shape[1] else None,
     )
 
 
 def by_jax(config: TaskConfig, recorded: dict[str, np.ndarray]) -> Step:
     with jax.enable_x64(True):
-        _, steps = stepper(Task(config))(states(recorded), recorded["action"])
+        _, steps = stepper(Task(config))(states(config, recorded), recorded["action"])
         return jax.device_get(steps)
 
 
 def by_twin(config: TaskConfig, recorded: dict[str, np.ndarray]) -> Step:
-    twin, before, steps = MujocoTask(config), states(recorded), []
+    twin, before, steps = MujocoTask(config), states(config, recorded), []
     for i, action in enumerate(recorded["action"]):
         twin.set_state(pick(before, i))
         steps.append(twin.step(action))
@@ -70,7 +80,8 @@ def by_twin(config: TaskConfig, recorded: dict[str, np.ndarray]) -> Step:
 def compare(config: TaskConfig, recorded: dict[str, np.ndarray], ours: Step) -> dict[str, Any]:
     """How far our steps are from the recorded ones. A goal that was drawn anew is left out of the observation.
 
-    Steps in which the robot touches a gremlin are told apart: contacts of boxes differ between versions of MuJoCo.
+    Steps in which the robot touches a gremlin, or in which a free box is touched or moves, are told apart: contacts of boxes
+    differ between versions of MuJoCo.
     """
     calm = ~recorded["touching"]
     gap = np.abs(np.asarray(ours.obs) - recorded["obs"])
@@ -111,6 +122,8 @@ def document(result: dict[str, Any]) -> str:
     rows = []
     for task, sides in result["tasks"].items():
         for side, label in (("jax", "JAX, float64"), ("twin", "twin")):
+            if side not in sides:  # Goal2 has no JAX physics
+                continue
             cell = sides[side]
             worst = max(cell["obs"], key=cell["obs"].get)
             rows.append(
@@ -131,7 +144,7 @@ def document(result: dict[str, Any]) -> str:
                 ]
             )
     head = ["task", "by", "steps", "goals", "costly steps", "reward", f"beyond {REWARD:g}", "equal cost"]
-    head += ["touching a gremlin", "reward there", "equal cost there"]
+    head += ["a box is touched or moves", "reward there", "equal cost there"]
     versions = result["provenance"]["versions"]
     return f"""# Agreement with Safety-Gymnasium
 
@@ -142,13 +155,15 @@ Episodes of Safety-Gymnasium itself, driven at what its lidars see and at random
 recorded state, by the JAX task in double precision, and by its MuJoCo twin on today's MuJoCo: where both differ from
 the recording alike, the version of MuJoCo makes the difference. Columns have the largest difference, but for the one
 that says 99 %. Where a goal is reached, the next one is drawn at random, and its lidar is not compared. Steps that
-begin or end in contact with a gremlin have columns of their own and are left out of the others.
+begin or end in contact with a gremlin, or with a vase or the box to push touched or in motion, have columns of their own
+and are left out of the others.
 
 Contacts of a gremlin differ because MuJoCo's box–box collider does: under MuJoCo 2.3.3 our model gives, from those
 very states, the recorded velocities within 1.4e-12 at the median and 3.8e-3 at worst, and every cost of gremlins (442
 steps of Button1, 565 of Button2; `reference/old_mujoco.py`). A few contacts begin and end within one step; those have
 the largest differences of the other columns. In the first step of an episode gremlins leave the floor, which holds
 them back a little only in the original: their lidar differs by up to 2e-3 there.
+{FREE_BOXES}
 
 {table([*head, "observation, 99 %", "observation"], rows)}
 """
@@ -162,6 +177,7 @@ def main() -> None:
     parser.add_argument(
         "--models", type=pathlib.Path, help="only write the models with gremlins here, for old_mujoco.py"
     )
+    parser.add_argument("--only", nargs="+", help="these tasks; the others of the file that is there are kept")
     options = parser.parse_args()
     configs = suite()
     if options.models:
@@ -172,11 +188,20 @@ def main() -> None:
         return
     tasks: dict[str, Any] = {}
     for name, recorded in load(options.recording).items():
-        sides = {"jax": by_jax(configs[name], recorded), "twin": by_twin(configs[name], recorded)}
+        if options.only and name not in options.only:
+            continue
+        sides = {"jax": by_jax(configs[name], recorded)} if configs[name].loose < 2 else {}
+        sides["twin"] = by_twin(configs[name], recorded)
         tasks[name] = {side: compare(configs[name], recorded, steps) for side, steps in sides.items()}
         print(name, {side: (cell["reward"], cell["equal_cost"]) for side, cell in tasks[name].items()}, flush=True)
+    if options.only and options.out.exists():
+        tasks = json.loads(options.out.read_text())["tasks"] | tasks
     with np.load(options.recording) as file:
-        result = {"provenance": provenance(), "versions": file["versions"].tolist(), "tasks": tasks}
+        result = {
+            "provenance": provenance(),
+            "versions": file["versions"].tolist(),
+            "tasks": dict(sorted(tasks.items())),
+        }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
     if options.doc:

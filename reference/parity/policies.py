@@ -5,7 +5,7 @@
 | random | uniform commands |
 | straight | turns to the goal and drives, whatever lies in between; around a circle, or down a run |
 | careful | the same, pushed aside by what the other lidars see near by |
-| ram | drives at the nearest solid thing (buttons, gremlins), else at hazards: for states in contact |
+| ram | drives at the nearest solid thing (buttons, vases, the box, gremlins), else at hazards: for states in contact |
 """
 
 from collections.abc import Callable
@@ -73,7 +73,7 @@ def careful(obs, noise, config: TaskConfig, xp):
 
 
 def ram(obs, noise, config: TaskConfig, xp):
-    target = next((n for n in ("buttons", "gremlins", "hazards") if n in config.kinds), None)
+    target = next((n for n in ("buttons", "vases", "push_box", "gremlins", "hazards") if n in config.kinds), None)
     if target is None:
         where = wanted(obs, config, xp)
     else:

@@ -103,6 +103,11 @@ def test_goals_and_keys_follow_the_task(run):
     place = before.goal - [0.15, 0.0]  # in the area, or overlapping the button
     with jax.enable_x64(True):
         start = before._replace(pose=np.column_stack([place, np.full(COPIES, np.pi)]), velocity=np.zeros((COPIES, 3)))
+        if config.goal == "push":
+            pos = before.boxes.pos.copy()
+            pos[:, 0, :2], start.pose[:, 0] = before.goal, place[:, 0] - 0.4
+            way = np.linalg.norm(pos[:, 0] - np.column_stack([start.pose[:, :2], np.full(COPIES, 0.1)]), axis=1)
+            start = start._replace(boxes=before.boxes._replace(pos=pos), distance=way + pos[:, 0, 2] - 0.16)
         after, step = stepper(Task(config))(start, actions)
         twin = MujocoTask(config, converged=True)
         for i in range(8):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 from tyro.conf import Positional
 
@@ -48,7 +49,7 @@ class Algorithms:
 
 @dataclasses.dataclass
 class Bench:
-    """Measure environment steps per second: JAX tasks and MuJoCo twin, in one run."""
+    """Measure environment steps per second: JAX tasks, MuJoCo twin and Safety-Gymnasium, in one run."""
 
     what: Positional[str] = "envs"
     """What to measure: envs."""
@@ -60,6 +61,8 @@ class Bench:
     """Time for each measurement, at least."""
     twin: bool = True
     """Also measure the MuJoCo twin in one process."""
+    original: Text = None
+    """A Python with Safety-Gymnasium, to measure that too; by default that of make safety-gymnasium, if it is there."""
     out: File = None
     """Write the numbers as JSON here."""
 
@@ -68,18 +71,23 @@ class Bench:
 
         if self.what != "envs":
             raise ConfigError(f"bench {self.what!r}: there is envs")
-        result = bench_envs(self.tasks, self.batches, self.seconds, self.twin)
+        usual = pathlib.Path(".venv-safety-gymnasium/bin/python")
+        original = self.original or (str(usual) if usual.exists() else None)
+        result = bench_envs(self.tasks, self.batches, self.seconds, self.twin, original)
         if self.out:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self.out.write_text(json.dumps(result, indent=1) + "\n")
-        numbers = ("environments", "JAX", "compile [s]", "MuJoCo twin", "JAX / twin")
+        numbers = ("environments", "JAX", "compile [s]", "MuJoCo twin", "JAX / twin", "Safety-Gymnasium", "JAX / it")
         title = f"Environment steps per second ({result['provenance']['hardware']['device']})"
         table = new_table(title, ("task", *numbers), numbers)
         for name, entry in result["tasks"].items():
-            for row in entry["jax"]:
+            shown = {"mujoco_twin": "{:,.0f}", "jax_over_twin": "{:,.0f}×", "original": "{:,.0f}"}
+            shown["jax_over_original"] = "{:,.0f}×"
+            others = [form.format(entry[key]) if key in entry else "" for key, form in shown.items()]
+            for row in entry.get("jax", []):
                 best = row == entry["best"]
-                twin = f"{entry['mujoco_twin']:,.0f}" if best and self.twin else ""
-                ratio = f"{entry['jax_over_twin']:,.0f}×" if best and self.twin else ""
-                texts = f"{row['batch']:,}", f"{row['steps_per_s']:,.0f}", f"{row['compile_s']:.1f}", twin, ratio
-                table.add_row(name, *texts, style="bold" if best else None)
+                texts = f"{row['batch']:,}", f"{row['steps_per_s']:,.0f}", f"{row['compile_s']:.1f}"
+                table.add_row(name, *texts, *(others if best else ()), style="bold" if best else None)
+            if "jax" not in entry:
+                table.add_row(name, "", "no JAX physics", "", *others)
         wide_console().print(table)

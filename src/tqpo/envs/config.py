@@ -5,12 +5,13 @@ from dataclasses import dataclass, fields
 
 from tqpo.envs.observation import Feature, Slice, place, task_features
 from tqpo.errors import ConfigError
+from tqpo.physics.loose import PUSH_BOX, VASE, LooseBox
 from tqpo.physics.movable import BoxModel
 from tqpo.physics.planar import PlanarRobot
 
 Points = tuple[tuple[float, float], ...]
 ENGINES = ("safety-gym", "safety-gymnasium")
-GOALS = ("area", "button", "circle", "run")
+GOALS = ("area", "button", "circle", "run", "push")
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class TaskConfig:
     | "button" | press the right button; then another is the right one |
     | "circle" | go round a circle about the origin |
     | "run" | go towards a point that is far away |
+    | "push" | push a box to a disc; then a new one appears |
 
     | `engine` | observation | while a layout of a button task is drawn |
     |---|---|---|
@@ -34,10 +36,11 @@ class TaskConfig:
     extents: float = 1.5  # m, the arena is [-extents, extents]²
     robot_area: tuple[float, ...] = ()  # m, least x and y, greatest x and y where the robot starts; empty: anywhere
     max_steps: int = 1000  # of an episode
-    goal: str = "area"  # "area", "button", "circle" or "run", see above
+    goal: str = "area"  # "area", "button", "circle", "run" or "push", see above
     next_button: str = "random"  # which button is the goal after a press: "random", or "swap" to the other one of two
     goal_radius: float = 0.3  # m
     goal_keepout: float = 0.305  # m that other objects keep away from it at the start
+    goal_height: float = 0.16  # m above the floor of the point that a box is pushed to
     run_goal: tuple[float, float] = (0.0, -1000.0)  # m, the point that a run goes to
     circle_radius: float = 1.5  # m
     robot_keepout: float = 0.4  # m, the same for the robot
@@ -52,6 +55,15 @@ class TaskConfig:
     button_timer: int = 10  # steps after a press in which buttons are unseen and cost nothing
     button_cost: bool = True  # whether a wrong button costs
     late_cost: bool = False  # the observation shows the cost of the step before the last, as the released wrapper does
+    pillars: int = 0  # how many
+    pillar_radius: float = 0.2  # m
+    pillar_keepout: float = 0.3  # m, as above
+    pillar_cost: bool = True  # whether touching one costs
+    vases: int = 0  # how many
+    vase_keepout: float = 0.15  # m, as above
+    vase_cost: bool = True  # whether touching one, or one that moves, costs
+    vase_speed: float = 1e-4  # m/s from which a vase moves
+    push_box_keepout: float = 0.2  # m, as above
     gremlins: int = 0  # how many
     gremlin_travel: float = 0.35  # m, radius of the circle that a gremlin runs
     gremlin_keepout: float = 0.4  # m, as above
@@ -66,6 +78,8 @@ class TaskConfig:
     goal_draws: int = 10_000  # tries to place a new goal before the episode ends
     robot: PlanarRobot = PlanarRobot()
     box: BoxModel = BoxModel()
+    vase: LooseBox = VASE
+    push_box: LooseBox = PUSH_BOX
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -90,6 +104,11 @@ class TaskConfig:
             self._check(name, len(given) in {0, count}, f"must be empty or have {count} places")
         if self.gremlins:
             self._check("buttons", self.buttons <= 5, "must be at most 5 where there are gremlins")
+        for name in ("buttons", "gremlins"):
+            alone = self.loose or self.pillars
+            self._check(name, not (getattr(self, name) and alone), "must be 0 where there are boxes, vases or pillars")
+        if self.goal == "push":
+            self._check("vases", not self.vases, "must be 0 where a box is pushed")
 
     def _check(self, name: str, ok: bool, allowed: str) -> None:
         if not ok:
@@ -100,15 +119,51 @@ class TaskConfig:
         return self.robot.timestep * self.robot.substeps  # s
 
     @property
+    def counts(self) -> dict[str, int]:
+        """How many there are of each kind of object, in the order in which a layout lists them."""
+        every = {name: getattr(self, name) for name in ("hazards", "buttons", "pillars", "vases", "gremlins")}
+        return {name: count for name, count in (every | {"push_box": int(self.goal == "push")}).items() if count}
+
+    @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of object that there are, in the order in which a layout lists them."""
-        present = (("hazards", self.hazards), ("buttons", self.buttons), ("gremlins", self.gremlins))
-        return tuple(name for name, count in present if count)
+        """The kinds of object that there are."""
+        return tuple(self.counts)
+
+    def keepout(self, kind: str) -> float:
+        """How far others keep away from an object of this kind at the start, m."""
+        return getattr(self, f"{kind.removesuffix('s')}_keepout")
+
+    @property
+    def loose(self) -> int:
+        """How many boxes lie free on the floor."""
+        return self.vases + int(self.goal == "push")
+
+    @property
+    def solid_radius(self) -> float:
+        """Of what stands still, m."""
+        return self.pillar_radius if self.pillars else self.button_radius
+
+    @property
+    def start_height(self) -> float:
+        """Of a free box at the start, m."""
+        return self.loose_model.half_size - self.loose_model.sink if self.loose else self.box.half_size
+
+    @property
+    def loose_model(self) -> LooseBox:
+        return self.push_box if self.goal == "push" else self.vase
+
+    @property
+    def free_boxes(self) -> str | None:
+        """The kind of object that a box of the state is."""
+        return next((kind for kind in self.kinds if kind in {"vases", "gremlins", "push_box"}), None)
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Named sources of cost, in the order of the cost vector after its first entry."""
-        kinds = (name for name in self.kinds if name != "buttons" or self.button_cost)
+        costly = {"buttons": self.button_cost, "pillars": self.pillar_cost, "vases": self.vase_cost, "push_box": False}
+        kinds = [name for name in self.kinds if costly.get(name, True)]
+        if "vases" in kinds:
+            kinds[kinds.index("vases") :] = "vases_contact", "vases_velocity"
         return (*kinds, *(("out_of_boundary",) if self.walls else ()))
 
     @property

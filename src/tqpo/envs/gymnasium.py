@@ -9,7 +9,8 @@
 | any field of `TaskConfig` | a variant, e.g. `max_steps=200` |
 
 `reset(options={"layout": {...}})` places things: "robot": [x, y, heading], "hazards", "buttons": [[x, y], …],
-"gremlins": [[x, y, heading], …], "goal": [x, y] or the index of the goal button; what is left out is drawn at random.
+"pillars" the same, "gremlins", "vases", "push_box": [[x, y, heading], …], "goal": [x, y] or the index of the goal
+button; what is left out is drawn at random.
 `info["layout"]` has the same form. `info["cost"]` is the indicator that the limit applies to;
 `info["cost_hazards"]` and so on are its sources.
 

@@ -1,13 +1,15 @@
 """Where things start: layouts drawn as Safety Gym draws them, in a bounded number of tries.
 
-Objects are placed in the order robot, goal area, buttons, hazards, gremlins. Each is drawn uniformly in the arena, shrunk
-by its own keepout, and redrawn while it is closer to an earlier one than the sum of their keepouts. When an object runs
-out of tries, the whole layout is drawn again. Finally a goal area is drawn once more, against everything else.
+Objects are placed in the order robot, goal area, buttons, hazards, pillars, vases or box, gremlins. Each is drawn
+uniformly in the arena, shrunk by its own keepout, and redrawn while it is closer to an earlier one than the sum of their
+keepouts. When an object runs out of tries, the whole layout is drawn again. Finally a goal area is drawn once more,
+against everything else.
 Safety-Gymnasium's button tasks place a goal area after the buttons, which then goes to a button: its first place stays
 empty.
 """
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,7 +26,11 @@ LAYOUT_TRIES = 10_000
 TRIAL_LAYOUTS = 1_000  # drawn once when a task is made, to learn whether its objects fit
 LEAST_ACCEPTANCE = 0.01
 GOAL_CHUNK = 32  # candidates for a new goal that are drawn at once
-GOAL_FIELD = {"area": "goal", "button": "goal_button"}  # what of a layout says where the goal is, if it can be moved
+GOAL_FIELD = {
+    "area": "goal",
+    "push": "goal",
+    "button": "goal_button",
+}  # what of a layout says where the goal is, if it can be moved
 
 
 class Layout(NamedTuple):
@@ -36,6 +42,12 @@ class Layout(NamedTuple):
     goal: Array  # [2] m; for button tasks the place of the goal button, for circle tasks the centre
     goal_button: Array  # [] int, -1 without buttons
     gremlins: Array  # [G, 3] centre of the circle [m], heading [rad]
+    pillars: Array  # [P, 2] m
+    vases: Array  # [V, 3] m, heading [rad]
+    push_box: Array  # [1 or 0, 3] m, heading [rad]
+
+
+TURNED = {"gremlins", "vases", "push_box"}  # have a heading
 
 
 class Slot(NamedTuple):
@@ -48,17 +60,20 @@ class Slot(NamedTuple):
 
 
 def slots(config: TaskConfig) -> list[Slot]:
-    def several(kind: str, count: int, keepout: float, places=()) -> list[Slot]:
-        return [Slot(kind, keepout, places[i] if places else None) for i in range(count)]
+    fixed = {"buttons": config.button_locations, "hazards": config.hazard_locations}
+
+    def several(kind: str) -> list[Slot]:
+        places = fixed.get(kind)
+        count = config.counts.get(kind, 0)
+        return [Slot(kind, config.keepout(kind), places[i] if places else None) for i in range(count)]
 
     left_empty = config.engine == "safety-gymnasium" and config.goal == "button"
     return [
         Slot("robot", config.robot_keepout, None, config.robot_area),
-        *several("goal", int(config.goal == "area"), config.goal_keepout),
-        *several("button", config.buttons, config.button_keepout, config.button_locations),
-        *several("empty", int(left_empty), config.goal_keepout),
-        *several("hazard", config.hazards, config.hazard_keepout, config.hazard_locations),
-        *several("gremlin", config.gremlins, config.gremlin_keepout),
+        *[Slot("goal", config.goal_keepout, None)] * (config.goal in {"area", "push"}),
+        *several("buttons"),
+        *[Slot("empty", config.goal_keepout, None)] * left_empty,
+        *(slot for kind in ("hazards", "pillars", "vases", "push_box", "gremlins") for slot in several(kind)),
     ]
 
 
@@ -115,13 +130,11 @@ def draw_places(key: Key, config: TaskConfig) -> Array:
     return lax.while_loop(unplaced, again, start)[2]
 
 
-def goal_obstacles(config: TaskConfig, robot: Array, hazards: Array, buttons: Array, centres: Array):
-    """What a new goal area must keep away from: places [N, 2] and distances [N]."""
+def goal_obstacles(config: TaskConfig, robot: Array, objects: Mapping[str, Array]):
+    """What a new goal area must keep away from: places [N, 2] and distances [N]. `objects` has places [K, …] by kind."""
     keepouts = [config.robot_keepout]
-    keepouts += [config.hazard_keepout] * config.hazards
-    keepouts += [config.button_keepout] * config.buttons
-    keepouts += [config.gremlin_keepout] * config.gremlins
-    places = jnp.concatenate([robot[None, :2], hazards, buttons, centres])
+    keepouts += [config.keepout(kind) for kind, count in config.counts.items() for _ in range(count)]
+    places = jnp.concatenate([robot[None, :2], *(objects[kind][:, :2] for kind in config.kinds)])
     return places, jnp.array(keepouts) + config.goal_keepout
 
 
@@ -145,28 +158,29 @@ def draw_goal(key: Key, config: TaskConfig, places: Array, distances: Array, nee
 
 def sample(key: Key, config: TaskConfig) -> Layout:
     """A layout for a new episode."""
-    key_places, key_goal, key_heading, key_gremlins = jax.random.split(key, 4)
+    key_places, key_goal, key_heading, key_turns = jax.random.split(key, 4)
     places = draw_places(key_places, config)
     by_kind: dict[str, list[Array]] = {}
     for slot, place in zip(slots(config), places, strict=True):
         by_kind.setdefault(slot.kind, []).append(place)
-    hazards, buttons, centres = (
-        jnp.stack(by_kind[k]) if k in by_kind else jnp.zeros((0, 2)) for k in ("hazard", "button", "gremlin")
-    )
+    turns = jax.random.uniform(key_turns, (config.loose + config.gremlins, 1), maxval=2.0 * jnp.pi)
+    objects = {}
+    for kind in ("hazards", "buttons", "gremlins", "pillars", "vases", "push_box"):
+        xy = jnp.stack(by_kind[kind]) if kind in by_kind else jnp.zeros((0, 2))
+        objects[kind] = jnp.concatenate([xy, turns[: len(xy)]], axis=1) if kind in TURNED else xy
     heading = jax.random.uniform(key_heading, (1,), maxval=2.0 * jnp.pi)
     robot = jnp.concatenate([by_kind["robot"][0], heading])
-    yaw = jax.random.uniform(key_gremlins, (config.gremlins, 1), maxval=2.0 * jnp.pi)
-    if config.goal == "area":
-        goal, found = draw_goal(key_goal, config, *goal_obstacles(config, robot, hazards, buttons, centres), True)
+    if config.goal in {"area", "push"}:
+        goal, found = draw_goal(key_goal, config, *goal_obstacles(config, robot, objects), True)
         goal = jnp.where(found, goal, by_kind["goal"][0])  # the first place is valid too
         button = jnp.array(-1)
     elif config.goal == "button":
         button = jax.random.randint(key_goal, (), 0, config.buttons)
-        goal = buttons[button]
+        goal = objects["buttons"][button]
     else:
         button = jnp.array(-1)
         goal = jnp.array(config.run_goal if config.goal == "run" else (0.0, 0.0))
-    return Layout(robot, hazards, buttons, goal, button, jnp.concatenate([centres, yaw], axis=1))
+    return Layout(robot, goal=goal, goal_button=button, **objects)
 
 
 @lru_cache(maxsize=64)
@@ -175,7 +189,7 @@ def check_room(config: TaskConfig) -> None:
     for slot in slots(config):
         if not (slot.place or slot.area) and config.extents <= slot.keepout:
             raise LayoutError(
-                f"a {slot.kind} with keepout {slot.keepout} m does not fit into extents ±{config.extents} m: "
+                f"a {slot.kind.removesuffix('s')} with keepout {slot.keepout} m does not fit into extents ±{config.extents} m: "
                 f"make extents larger than {slot.keepout}"
             )
     area = sum(math.pi * slot.keepout**2 for slot in slots(config) if not slot.place)  # discs that must not overlap
@@ -206,8 +220,8 @@ def describe(layout: Layout, config: TaskConfig) -> dict[str, Any]:
 def parse(given: Any, base: Layout, config: TaskConfig) -> Layout:
     """`base` with the parts that a user gives: {"robot": [x, y, heading], "hazards": [[x, y], …], "buttons": …,
     "gremlins": [[x, y, heading], …], "goal": [x, y] or the index of the goal button}."""
-    shapes = {"robot": (3,), **{n: (getattr(config, n), 3 if n == "gremlins" else 2) for n in config.kinds}}
-    if config.goal == "area":
+    shapes = {"robot": (3,), **{n: (count, 3 if n in TURNED else 2) for n, count in config.counts.items()}}
+    if config.goal in {"area", "push"}:
         shapes["goal"] = (2,)
     allowed = sorted({*shapes, *(["goal"] if config.goal in GOAL_FIELD else [])})
     if not isinstance(given, dict):

@@ -10,11 +10,16 @@ COLOURS = {  # rgba, as in Safety Gym
     "hazard": "0.25 0.4 0.95 0.35",
     "button": "1 0.6 0.15 1",
     "gremlin": "0.55 0.25 0.8 1",
+    "vase": "0.2 0.8 0.8 1",
+    "push_box": "0.95 0.85 0.2 1",
+    "pillar": "0.5 0.5 0.9 1",
     "wall": "0.9 0.3 0.3 0.2",
 }
 
-# Robot and gremlins start at distance 0 ± rounding from the floor; whether it acts must not depend on that.
+# Robot and gremlins start at distance 0 ± rounding from the floor; whether it acts must not depend on that. Other boxes
+# lie on it, and the robot alone does not touch it: its sphere is at a distance of exactly 0.
 CLEARANCE = 1e-6  # m
+PILLAR_HALF_HEIGHT = 0.5  # m
 
 
 def model_xml(config: TaskConfig) -> str:
@@ -34,7 +39,7 @@ def model_xml(config: TaskConfig) -> str:
         return f'<body name="{name}"><geom {flat} size="{size} 0.01" rgba="{COLOURS[colour]}"/></body>'
 
     bodies = [disc(f"hazard{i}", config.hazard_radius, "hazard") for i in range(config.hazards)]
-    if config.goal == "area":
+    if config.goal in {"area", "push"}:
         bodies.append(disc("goal", config.goal_radius, "goal"))
     if config.goal == "circle":
         bodies.append(disc("circle", config.circle_radius, "goal"))
@@ -61,11 +66,29 @@ def model_xml(config: TaskConfig) -> str:
         f'conaffinity="0" rgba="0 0 0 0"/></body>'
         for i in range(config.gremlins)
     ]
+    bodies += [
+        f'<body name="pillar{i}"><geom name="pillar{i}" type="cylinder" size="{config.pillar_radius} '
+        f'{PILLAR_HALF_HEIGHT}" rgba="{COLOURS["pillar"]}"/></body>'
+        for i in range(config.pillars)
+    ]
+
+    def loose(name: str, colour: str) -> str:
+        model = config.loose_model
+        parts = "".join(
+            f'<geom name="{name if k == 0 else f"{name}_post{k}"}" type="box" pos="{" ".join(map(str, part.offset))}" '
+            f'size="{" ".join(map(str, part.half))}" density="{model.density}" {friction(model.friction)} '
+            f'{soft(model.contact)} rgba="{COLOURS[colour]}"/>'
+            for k, part in enumerate(model.parts)
+        )
+        return f'<body name="{name}" pos="0 0 {model.half_size}"><freejoint/>{parts}</body>'
+
+    bodies += [loose(f"vase{i}", "vase") for i in range(config.vases)]
+    bodies += [loose("push_box", "push_box")] * (config.goal == "push")
     welds = [f'<weld body1="gremlin{i}_mocap" body2="gremlin{i}" {soft(box.weld)}/>' for i in range(config.gremlins)]
     return f"""
 <mujoco model="tqpo">
   <compiler autolimits="true"/>
-  <option timestep="{robot.timestep}" gravity="0 0 {-box.gravity}"/>
+  <option timestep="{robot.timestep}" gravity="0 0 {-box.gravity}"><flag multiccd="disable"/></option>
   <statistic center="0 0 0" extent="{side}"/>
   <visual>
     <map shadowclip="1" shadowscale="1"/>
@@ -88,7 +111,7 @@ def model_xml(config: TaskConfig) -> str:
   <worldbody>
     <light pos="{-0.5 * side} {-0.5 * side} {side}" dir="1 1 -2" directional="true" diffuse="0.5 0.5 0.5"/>
     {"" if config.goal == "run" else view}
-    <geom name="floor" type="plane" pos="0 0 {-CLEARANCE}" size="{side} {side} 0.1" material="floor"/>
+    <geom name="floor" type="plane" pos="0 0 {0.0 if config.loose else -CLEARANCE}" size="{side} {side} 0.1" material="floor"/>
     <body name="robot" pos="0 0 {robot.z_height}">
       <joint name="x" type="slide" axis="1 0 0" damping="{robot.damping_linear}"/>
       <joint name="y" type="slide" axis="0 1 0" damping="{robot.damping_linear}"/>

@@ -20,7 +20,7 @@ from jax import lax
 from tqpo.envs import layout as layouts
 from tqpo.envs.config import TaskConfig
 from tqpo.envs.layout import Layout
-from tqpo.envs.mjcf import COLOURS, model_xml
+from tqpo.envs.mjcf import COLOURS, PILLAR_HALF_HEIGHT, model_xml
 from tqpo.envs.task import State
 from tqpo.errors import RenderError
 from tqpo.physics.movable import Boxes
@@ -49,8 +49,8 @@ ROBOT_GEOMS = {"robot", "pointarrow"}
 def drawing(config: TaskConfig):
     """Compiled functions that the twin shares with the JAX task: a layout, and the next goal area or button."""
 
-    def goal(key, robot, hazards, buttons, centres):
-        obstacles = layouts.goal_obstacles(config, robot, hazards, buttons, centres)
+    def goal(key, robot, objects):
+        obstacles = layouts.goal_obstacles(config, robot, objects)
         return layouts.draw_goal(key, config, *obstacles, True)
 
     def button(key):
@@ -104,7 +104,10 @@ class MujocoTask:
         self._parts = tuple(config.observation)
         self._body = {self.model.body(i).name: i for i in range(self.model.nbody)}
         self.geom_names = [self.model.geom(i).name for i in range(self.model.ngeom)]
-        self._gremlins = {f"gremlin{i}" for i in range(config.gremlins)}
+        self._boxes = {f"{name}{i}" for name in ("gremlin", "vase") for i in range(getattr(config, f"{name}s"))}
+        self._boxes |= {
+            self.geom_names[i] for i in range(self.model.ngeom) if self.geom_names[i].startswith("push_box")
+        }
         self._sensor = {
             name: slice(self.model.sensor(name).adr[0], self.model.sensor(name).adr[0] + 3)
             for name in ("accelerometer", "gyro", "magnetometer", "velocimeter")
@@ -117,14 +120,14 @@ class MujocoTask:
 
     def start(self, layout: Layout, key: Key) -> np.ndarray:
         """An episode from this layout; its first observation."""
-        robot, goal, gremlins = (np.asarray(x, float) for x in (layout.robot, layout.goal, layout.gremlins))
-        half, zero = gremlins[:, 2] / 2.0, np.zeros(len(gremlins))
-        height = np.full_like(half, self.config.box.half_size)
+        free = getattr(layout, self.config.free_boxes or "gremlins")
+        robot, goal, free = (np.asarray(x, float) for x in (layout.robot, layout.goal, free))
+        half, zero = free[:, 2] / 2.0, np.zeros(len(free))
         boxes = of_numpy(
             Boxes,
-            pos=np.stack([gremlins[:, 0], gremlins[:, 1], height], axis=1),
+            pos=np.stack([free[:, 0], free[:, 1], zero + self.config.start_height], axis=1),
             quat=np.stack([np.cos(half), zero, zero, np.sin(half)], axis=1),
-            vel=np.zeros((len(gremlins), 6)),
+            vel=np.zeros((len(free), 6)),
         )
         self.set_state(
             of_numpy(
@@ -137,24 +140,27 @@ class MujocoTask:
                 buttons=layout.buttons,
                 goal=goal,
                 goal_button=layout.goal_button,
-                gremlins=gremlins,
+                gremlins=layout.gremlins,
                 boxes=boxes,
                 touching=np.array(False),
                 timer=0,
-                distance=math.dist(goal, robot[:2]),
+                distance=0.0,
                 cost=0.0,
                 steps=0,
+                pillars=layout.pillars if self.config.pillars else None,
             )
         )
         self.forward()
+        self.distance = self._way()
         return self.observe()
 
     def set_state(self, state: State) -> None:
         """Continue from here. What follows depends on the state alone: solver warm starts are forgotten."""
         data, config = self.data, self.config
         mujoco.mj_resetData(self.model, data)
-        places = jax.tree.map(partial(np.array, dtype=float), (state.hazards, state.buttons, state.gremlins))
-        self.hazards, self.buttons, self.gremlins = places
+        pillars = np.zeros((0, 2)) if state.pillars is None else state.pillars
+        places = jax.tree.map(partial(np.array, dtype=float), (state.hazards, state.buttons, state.gremlins, pillars))
+        self.hazards, self.buttons, self.gremlins, self.pillars = places
         self._key, self._key_age = state.key, 0
         self.goal_button = int(state.goal_button)
         self.timer, self.steps = int(state.timer), int(state.steps)
@@ -166,6 +172,7 @@ class MujocoTask:
         data.qvel[3:] = np.asarray(state.boxes.vel).ravel()
         self._place("hazard", self.hazards, 0.01)
         self._place("button", self.buttons, config.robot.z_height)
+        self._place("pillar", self.pillars, PILLAR_HALF_HEIGHT)
         for i, (x, y, yaw) in enumerate(self.gremlins):  # where the weld holds the box, seen from its moving target
             held = self.model.eq_data[i]
             held[3:6] = x, y, config.box.half_size
@@ -193,6 +200,7 @@ class MujocoTask:
             distance=np.array(self.distance),
             cost=np.array(self.last_cost),
             steps=np.array(self.steps),
+            pillars=self.pillars.copy() if self.config.pillars else None,
         )
 
     def step(self, action: np.ndarray) -> Step:
@@ -205,10 +213,10 @@ class MujocoTask:
         self.forward()
 
         touched = self.touched()
-        distance = math.dist(self.goal, self.data.qpos[:2])
+        distance = self._way()
         reward = float(np.clip(self._dense_reward(distance), -config.reward_clip, config.reward_clip))
         self.distance = distance
-        self.touching = bool(touched & self._gremlins)
+        self.touching = bool(touched & self._boxes)
         cost = self._cost(touched)
         self.shown_cost = self.last_cost if config.late_cost else cost[0]
         self.last_cost = cost[0]
@@ -239,7 +247,7 @@ class MujocoTask:
         config, pose = self.config, self.data.qpos[:3]
         parts = {name: self.data.sensordata[where] for name, where in self._sensor.items()}
         objects = {"goal": self.goal[None], "hazards": self.hazards, "buttons": self.buttons}
-        objects |= {"gremlins": self.data.qpos[3:].reshape(-1, 7)[:, :2], "circle": self.goal[None]}
+        objects |= {config.free_boxes: self._free()[:, :2], "circle": self.goal[None], "pillars": self.pillars}
         for name in config.seen:
             hidden = name == "buttons" and self.timer > 0
             seen = objects[name][:0] if hidden else objects[name]
@@ -277,8 +285,22 @@ class MujocoTask:
 
     def _set_goal(self, goal: np.ndarray) -> None:
         self.goal = goal
-        if self.config.goal == "area":
+        if self.config.goal in {"area", "push"}:
             self.model.body_pos[self._body["goal"]] = *goal, 0.01
+
+    def _free(self) -> np.ndarray:
+        """[K, 7] places and rotations of free boxes."""
+        return self.data.qpos[3:].reshape(-1, 7)
+
+    def _box_to_goal(self) -> float:
+        return math.dist(self._free()[0, :3], (*self.goal, self.config.goal_height))
+
+    def _way(self) -> float:
+        """The distance to the goal; or to the box that is pushed, plus that of the box to the goal [m]."""
+        x, y = self.data.qpos[:2]
+        if self.config.goal != "push":
+            return math.dist(self.goal, (x, y))
+        return math.dist(self._free()[0, :3], (x, y, self.config.robot.z_height)) + self._box_to_goal()
 
     def _move_targets(self) -> None:
         if self.config.gremlins:
@@ -297,10 +319,14 @@ class MujocoTask:
         """[1 + sources]: whether anything is violated, then which."""
         x, y = self.data.qpos[:2]
         wrong = {f"button{i}" for i in range(self.config.buttons) if i != self.goal_button}
+        speeds = [math.hypot(*v[:3]) for v in self.data.qvel[3:].reshape(-1, 6)]
         violated = {
             "hazards": any(math.dist((x, y), place) <= self.config.hazard_radius for place in self.hazards),
             "buttons": bool(touched & wrong) and self.timer == 0,
             "gremlins": self.touching,
+            "pillars": any(name.startswith("pillar") for name in touched),
+            "vases_contact": self.touching,
+            "vases_velocity": max(speeds, default=0.0) >= self.config.vase_speed,
             "out_of_boundary": any(abs(p) > self.config.wall_distance for p in (x, y)[: self.config.walls // 2]),
         }
         flags = [violated[name] for name in self.cost_names[1:]]
@@ -309,13 +335,15 @@ class MujocoTask:
     def _goal_met(self, touched: set[str]) -> bool:
         if self.config.goal == "area":
             return self.distance <= self.config.goal_radius
+        if self.config.goal == "push":
+            return self._box_to_goal() <= self.config.goal_radius
         return self.config.goal == "button" and f"button{self.goal_button}" in touched
 
     def _next_goal(self, reached: bool) -> bool:
         """Sets the next goal if one was reached; False if it found no room."""
         config = self.config
         swaps = config.goal == "button" and config.next_button == "swap"
-        draws = config.goal in {"area", "button"} and not swaps
+        draws = config.goal in {"area", "button", "push"} and not swaps
         self._key_age += draws  # every step splits the key; done when it is needed
         if not reached:
             return True
@@ -324,14 +352,16 @@ class MujocoTask:
         elif config.goal == "button":
             self.goal_button = int(self._draw_button(self._renew_key()))
         else:
-            places = self.data.qpos[:3], self.hazards, self.buttons, self.gremlins[:, :2]
-            goal, room = self._draw_goal(self._renew_key(), *places)
+            objects = {"hazards": self.hazards, "buttons": self.buttons, "gremlins": self.gremlins}
+            objects |= {"pillars": self.pillars} | ({config.free_boxes: self._free()} if config.loose else {})
+            places = {kind: objects[kind] for kind in config.kinds}
+            goal, room = self._draw_goal(self._renew_key(), self.data.qpos[:3], places)
             if not room:
                 return False
             self._set_goal(np.asarray(goal, float))
         if config.goal == "button":
             self.goal = self.buttons[self.goal_button]
-        self.distance = math.dist(self.goal, self.data.qpos[:2])
+        self.distance = self._way()
         return True
 
     def _renew_key(self) -> Key | None:

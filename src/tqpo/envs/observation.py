@@ -13,6 +13,9 @@ OBJECTS = {
     "buttons": "nearest button, right or wrong",
     "gremlins": "nearest gremlin",
     "hazards": "nearest hazard",
+    "pillars": "nearest pillar",
+    "vases": "nearest vase",
+    "push_box": "box to push",
 }
 
 

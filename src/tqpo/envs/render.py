@@ -1,6 +1,7 @@
 """A drawing of a task from above, without OpenGL. `python -m reference.pictures` draws those of the docs with it.
 
-Colours follow Safety Gym: robot red, goal green, hazards blue, buttons orange, gremlins purple, walls red. Around the
+Colours follow Safety Gym: robot red, goal green, hazards blue, buttons orange, gremlins purple, vases turquoise, the box
+to push yellow, pillars grey, walls red. Around the
 robot is one ring per lidar, in the colour of what it sees; the closer an object, the more opaque its bin. A red frame
 marks a step with a cost. A run has no end, so there the view goes along.
 """
@@ -19,6 +20,7 @@ Colour = tuple[int, int, int]
 
 ROBOT, ROBOT_DARK = (224, 58, 62), (170, 34, 42)
 GOAL, HAZARD, BUTTON, GREMLIN = (38, 166, 91), (59, 105, 224), (245, 146, 32), (134, 72, 190)
+VASE, PUSH_BOX, PILLAR = (32, 178, 170), (232, 190, 30), (112, 120, 150)
 ALARM = (230, 30, 45)
 PAGE, ARENA, GRID, EDGE = (240, 242, 246), (255, 255, 255), (235, 238, 243), (203, 209, 219)
 INK, FAINT = (38, 44, 56), (134, 142, 156)
@@ -27,6 +29,9 @@ KINDS = {
     "circle_lidar": GOAL,
     "hazards_lidar": HAZARD,
     "buttons_lidar": BUTTON,
+    "pillars_lidar": PILLAR,
+    "vases_lidar": VASE,
+    "push_box_lidar": PUSH_BOX,
     "gremlins_lidar": GREMLIN,
 }
 
@@ -75,9 +80,11 @@ class Canvas:
             self.pen.arc((x - r, y - r, x + r, y + r), k * step, (k + 0.55) * step, colour, round(width * self.scale))
 
 
-def square(at, half: float, yaw: float) -> list[tuple[float, float]]:
-    cos, sin = half * math.cos(yaw), half * math.sin(yaw)
-    return [(at[0] + a * cos - b * sin, at[1] + a * sin + b * cos) for a, b in ((1, 1), (-1, 1), (-1, -1), (1, -1))]
+def square(at, half: float, yaw: float, offset: tuple[float, ...] = (0.0, 0.0)) -> list[tuple[float, float]]:
+    """Corners of a square whose middle is `offset` from `at`, in its own frame."""
+    cos, sin = math.cos(yaw), math.sin(yaw)
+    inside = [(offset[0] + a * half, offset[1] + b * half) for a, b in ((1, 1), (-1, 1), (-1, -1), (1, -1))]
+    return [(at[0] + u * cos - v * sin, at[1] + u * sin + v * cos) for u, v in inside]
 
 
 @lru_cache(maxsize=8)
@@ -105,7 +112,7 @@ def draw_floor(canvas: Canvas, state: State, config: TaskConfig) -> None:
     for place in state.hazards:
         canvas.disc(place, config.hazard_radius, (*HAZARD, 62), (*HAZARD, 190), 0.012)
         canvas.disc(place, 0.55 * config.hazard_radius, (*HAZARD, 34))
-    if config.goal == "area":
+    if config.goal in {"area", "push"}:
         canvas.disc(state.goal, config.goal_radius, (*GOAL, 70), (*GOAL, 255), 0.016)
         canvas.disc(state.goal, 0.5 * config.goal_radius, None, (*GOAL, 140), 0.012)
         canvas.disc(state.goal, 0.035, (*GOAL, 255))
@@ -127,12 +134,23 @@ def draw_solids(canvas: Canvas, state: State, config: TaskConfig) -> None:
         canvas.disc(place, config.button_radius, (*colour, 110 if waiting else 255), darker(colour), 0.014)
         shine = place + config.button_radius * np.array([-0.3, 0.33])
         canvas.disc(shine, 0.26 * config.button_radius, (255, 255, 255, 60 if waiting else 120))
+    for place in () if state.pillars is None else state.pillars:
+        canvas.disc(place, config.pillar_radius, (*PILLAR, 255), darker(PILLAR), 0.014)
+        canvas.disc(place, 0.6 * config.pillar_radius, (255, 255, 255, 50))
     for pos, quat in zip(state.boxes.pos, state.boxes.quat, strict=True):
-        w, x, y, z = quat
-        yaw = math.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
-        half = config.box.half_size
-        canvas.polygon(square(pos, half, yaw), (*GREMLIN, 235), darker(GREMLIN), 0.014)
-        canvas.polygon(square(pos, 0.45 * half, yaw), (255, 255, 255, 60))
+        draw_box(canvas, pos, quat, config)
+
+
+def draw_box(canvas: Canvas, pos: np.ndarray, quat: np.ndarray, config: TaskConfig) -> None:
+    """A gremlin, a vase, or the box that is pushed with its four posts."""
+    w, x, y, z = quat
+    yaw = math.atan2(2.0 * (w * z + x * y), 1.0 - 2.0 * (y * y + z * z))
+    colour = KINDS[f"{config.free_boxes}_lidar"]
+    parts = config.loose_model.parts if config.loose else ()
+    squares = [(part.half[0], part.offset[:2]) for part in parts] or [(config.box.half_size, (0.0, 0.0))]
+    for half, offset in squares:
+        canvas.polygon(square(pos, half, yaw, offset), (*colour, 235), darker(colour), 0.014)
+    canvas.polygon(square(pos, 0.45 * squares[0][0], yaw), (255, 255, 255, 60))
 
 
 def darker(colour: Colour) -> Colour:

@@ -31,15 +31,16 @@ from tqpo.envs.config import TaskConfig
 from tqpo.envs.layout import Layout
 from tqpo.envs.lidar import lidar
 from tqpo.envs.observation import FIELD, GRAVITY, Feature, Slice
+from tqpo.errors import ConfigError
 from tqpo.physics import planar
-from tqpo.physics.dispatch import make_drive, make_push
+from tqpo.physics.dispatch import make_drive, make_push, make_shove
 from tqpo.physics.drive import Motion, components
 from tqpo.physics.push import Boxes, BoxMotion, start_boxes
 from tqpo.types import Array, Key, Step
 
 
 class State(NamedTuple):
-    """All of one episode. `boxes` is empty ([0, …]) in tasks without gremlins."""
+    """All of one episode. `boxes` is empty ([0, …]) in tasks without any."""
 
     key: Key
     pose: Array  # [3] x, y [m], heading [rad]
@@ -50,12 +51,13 @@ class State(NamedTuple):
     goal: Array  # [2] m
     goal_button: Array  # [] int, -1 without buttons
     gremlins: Array  # [G, 3] centre of the circle [m], heading [rad]
-    boxes: Boxes  # the gremlins' bodies
-    touching: Array  # [] bool: the robot touches a gremlin
+    boxes: Boxes  # the bodies of gremlins, of vases, or of the box that is pushed
+    touching: Array  # [] bool: the robot touches one of them
     timer: Array  # [] int, steps until buttons count again
-    distance: Array  # [] m to the goal, the reference of the reward
+    distance: Array  # [] m to the goal, the reference of the reward; with a box to push, to the box and on to the goal
     cost: Array  # [] indicator of the last step
     steps: Array  # [] int
+    pillars: Array | None = None  # [P, 2] m; None without any
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,18 @@ class Task:
         config = self.config
         if config.gremlins:
             return make_push(config.robot, config.box, config.gremlin_travel, config.button_radius)
-        return make_drive(config.robot, config.button_radius)
+        self.check_physics()
+        if config.loose:
+            return make_shove(config.robot, config.loose_model, config.pillar_radius)
+        return make_drive(config.robot, config.solid_radius)
+
+    def check_physics(self) -> None:
+        """Raises for a task that only its MuJoCo twin can step."""
+        if self.config.loose > 1:
+            raise ConfigError(
+                f"a task with {self.config.loose} free boxes has no JAX physics, for they can touch each other; with MuJoCo: "
+                "tqpo train gym:tqpo/SafetyPointGoal2-v0 --task-set physics=mujoco --vector async"
+            )
 
     def reset(self, key: Key) -> tuple[State, Array]:
         key_layout, key_state = jax.random.split(key)
@@ -121,19 +134,21 @@ class Task:
             goal=layout.goal,
             goal_button=layout.goal_button,
             gremlins=layout.gremlins,
-            boxes=start_boxes(config.box, layout.gremlins),
+            boxes=start_boxes(getattr(layout, config.free_boxes or "gremlins"), config.start_height),
             touching=jnp.array(False),
             timer=jnp.array(0),
-            distance=jnp.linalg.norm(layout.goal - layout.robot[:2]),
+            distance=jnp.zeros((), zero.dtype),
             cost=jnp.zeros((), zero.dtype),
             steps=jnp.array(0),
+            pillars=layout.pillars if config.pillars else None,
         )
+        state = state._replace(distance=way(config, state))
         return state, observe(config, state)
 
     def step(self, state: State, action: Array) -> tuple[State, Step]:
         config, before = self.config, state
         state = self._advance(state, jnp.clip(action, -1.0, 1.0))
-        distance = jnp.linalg.norm(state.goal - state.pose[:2])
+        distance = way(config, state)
         reward = jnp.clip(dense_reward(config, before.pose, state, distance), -config.reward_clip, config.reward_clip)
         costs = cost(config, state)
         timer = jnp.maximum(state.timer - 1, 0)
@@ -150,12 +165,13 @@ class Task:
         return state, step
 
     def _advance(self, state: State, control: Array) -> State:
-        if not self.config.gremlins:
-            motion: Motion = self._move(state.pose, state.velocity, control, state.buttons)
+        solids = state.buttons if state.pillars is None else state.pillars
+        if not self.config.free_boxes:
+            motion: Motion = self._move(state.pose, state.velocity, control, solids)
             return state._replace(pose=motion.pose, velocity=motion.velocity, acceleration=motion.acceleration)
         time = state.steps * self.config.step_duration
-        boxes = state.boxes, state.gremlins, time
-        moved: BoxMotion = self._move(state.pose, state.velocity, control, *boxes, state.buttons)
+        boxes = (state.boxes, state.gremlins, time) if self.config.gremlins else (state.boxes,)
+        moved: BoxMotion = self._move(state.pose, state.velocity, control, *boxes, solids)
         return state._replace(
             pose=moved.pose,
             velocity=moved.velocity,
@@ -166,13 +182,29 @@ class Task:
 
 
 def solve_still(config: TaskConfig, layout: Layout) -> Array:
-    """Acceleration of the robot at rest without commands: zero unless it was placed in contact with a button."""
+    """Acceleration of the robot at rest without commands: zero unless it was placed in contact with something solid."""
     pose, zero = layout.robot, jnp.zeros(3, layout.robot.dtype)
-    points = [(layout.buttons[k, 0], layout.buttons[k, 1]) for k in range(config.buttons)]
+    solids = layout.pillars if config.pillars else layout.buttons
+    points = [(solids[k, 0], solids[k, 1]) for k in range(solids.shape[0])]
     still = components(zero)
     return jnp.stack(
-        planar.acceleration(config.robot, components(pose), still, still[:2], points, config.button_radius)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
+        planar.acceleration(config.robot, components(pose), still, still[:2], points, config.solid_radius)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
     )
+
+
+def box_to_goal(config: TaskConfig, state: State) -> Array:
+    """[3] m, from the box that is pushed to the point where it should be."""
+    height = jnp.full(1, config.goal_height, state.goal.dtype)
+    return jnp.concatenate([state.goal, height]) - state.boxes.pos[0]
+
+
+def way(config: TaskConfig, state: State) -> Array:
+    """What the reward counts down, m: the distance to the goal; or to the box, plus that of the box to the goal."""
+    if config.goal != "push":
+        return jnp.linalg.norm(state.goal - state.pose[:2])
+    height = jnp.full(1, config.robot.z_height, state.pose.dtype)
+    to_box = state.boxes.pos[0] - jnp.concatenate([state.pose[:2], height])
+    return jnp.linalg.norm(to_box) + jnp.linalg.norm(box_to_goal(config, state))
 
 
 def dense_reward(config: TaskConfig, before: Array, state: State, distance: Array) -> Array:
@@ -190,10 +222,10 @@ def dense_reward(config: TaskConfig, before: Array, state: State, distance: Arra
     return config.reward_scale * (state.distance - distance)
 
 
-def touched_buttons(config: TaskConfig, state: State) -> Array:
-    """[N] which buttons the robot's sphere or arrow overlaps."""
+def touched(config: TaskConfig, state: State, places: Array) -> Array:
+    """[N] which of the buttons or pillars at these places the robot's sphere or arrow overlaps."""
     pose = components(state.pose)
-    return planar.touches_sphere(config.robot, pose, components(state.buttons), config.button_radius)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
+    return planar.touches_sphere(config.robot, pose, components(places), config.solid_radius)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
 
 
 def cost(config: TaskConfig, state: State) -> Array:
@@ -204,7 +236,13 @@ def cost(config: TaskConfig, state: State) -> Array:
         violated["hazards"] = jnp.any(jnp.sum(gap * gap, axis=-1) <= config.hazard_radius**2)
     if config.buttons and config.button_cost:
         wrong = jnp.arange(config.buttons) != state.goal_button
-        violated["buttons"] = jnp.any(touched_buttons(config, state) & wrong) & (state.timer == 0)
+        violated["buttons"] = jnp.any(touched(config, state, state.buttons) & wrong) & (state.timer == 0)
+    if state.pillars is not None and config.pillar_cost:
+        violated["pillars"] = jnp.any(touched(config, state, state.pillars))
+    if config.vases and config.vase_cost:
+        violated["vases_contact"] = state.touching
+        speed = jnp.linalg.norm(state.boxes.vel[:, :3], axis=-1)
+        violated["vases_velocity"] = jnp.any(speed >= config.vase_speed)
     if config.gremlins:
         violated["gremlins"] = state.touching
     if config.walls:
@@ -217,18 +255,20 @@ def goal_met(config: TaskConfig, state: State) -> Array:
     if config.goal == "area":
         return state.distance <= config.goal_radius
     if config.goal == "button":
-        return touched_buttons(config, state)[state.goal_button]
+        return touched(config, state, state.buttons)[state.goal_button]
+    if config.goal == "push":
+        return jnp.linalg.norm(box_to_goal(config, state)) <= config.goal_radius
     return jnp.array(False)
 
 
 def new_goal(config: TaskConfig, state: State, reached: Array) -> tuple[State, Array]:
     """The state with its next goal where one was reached, and whether that found room."""
     placed = jnp.array(True)
-    if config.goal not in {"area", "button"}:
+    if config.goal not in {"area", "button", "push"}:
         return state, placed
-    if config.goal == "area":
+    if config.goal != "button":
         key, draw_key = jax.random.split(state.key)
-        obstacles = layouts.goal_obstacles(config, state.pose, state.hazards, state.buttons, state.gremlins[:, :2])
+        obstacles = layouts.goal_obstacles(config, state.pose, objects_of(config, state))
         goal, placed = layouts.draw_goal(draw_key, config, *obstacles, reached)
         changed = reached & placed
         state = state._replace(key=key, goal=jnp.where(changed, goal, state.goal))
@@ -241,11 +281,18 @@ def new_goal(config: TaskConfig, state: State, reached: Array) -> tuple[State, A
             state = state._replace(key=key)
         button = jnp.where(reached, button, state.goal_button)
         state = state._replace(goal_button=button, goal=state.buttons[button])
-    distance = jnp.linalg.norm(state.goal - state.pose[:2])
     return state._replace(
         timer=jnp.where(reached, config.button_timer, state.timer),
-        distance=jnp.where(reached & placed, distance, state.distance),
+        distance=jnp.where(reached & placed, way(config, state), state.distance),
     ), placed
+
+
+def objects_of(config: TaskConfig, state: State) -> dict[str, Array]:
+    """Where the objects of each kind are, [K, …]; of gremlins, the centres of their circles."""
+    fixed = {"hazards": state.hazards, "buttons": state.buttons, "gremlins": state.gremlins}
+    moved = {config.free_boxes: state.boxes.pos} if config.loose else {}
+    pillars = {} if state.pillars is None else {"pillars": state.pillars}
+    return fixed | moved | pillars  # pyright: ignore[reportReturnType]
 
 
 def body_frame(pose: Array, xy: Array) -> Array:
@@ -274,6 +321,8 @@ def observe(config: TaskConfig, state: State) -> Array:
         parts["hazards_lidar"] = scan(state.hazards)
     if config.buttons:
         parts["buttons_lidar"] = jnp.where(state.timer == 0, scan(state.buttons), 0.0)
-    if config.gremlins:
-        parts["gremlins_lidar"] = scan(state.boxes.pos[:, :2])
+    if state.pillars is not None:
+        parts["pillars_lidar"] = scan(state.pillars)
+    if config.free_boxes:
+        parts[f"{config.free_boxes}_lidar"] = scan(state.boxes.pos[:, :2])
     return jnp.concatenate([parts[name] for name in config.observation])

@@ -14,9 +14,11 @@ from jax.custom_batching import custom_vmap
 
 from tqpo.errors import ConfigError
 from tqpo.physics.drive import Motion, drive_xla, solve
+from tqpo.physics.loose import LooseBox
 from tqpo.physics.movable import BoxModel
 from tqpo.physics.planar import PlanarRobot
 from tqpo.physics.push import BoxMotion, Fixture, Scene, push_xla
+from tqpo.physics.shove import shove_xla
 from tqpo.types import Array
 
 
@@ -93,9 +95,26 @@ def make_push(robot: PlanarRobot, model: BoxModel, travel: float, radius: float)
 
     Boxes are pulled round circles of radius `travel` [m]; the spheres stand still and have this `radius` [m].
     """
-    flat = partial(push_flat, Fixture(robot, model, travel, radius))
+    return of_one(partial(push_flat, Fixture(robot, model, travel, radius)))
+
+
+def of_one(flat):
+    """A function of a flat batch as one of a single item."""
 
     def single(*args):
         return jax.tree.map(lambda x: x[0], flat(*jax.tree.map(lambda x: jnp.asarray(x)[None], args)))
 
     return flatten_vmap(single, flat)
+
+
+def shove_flat(robot: PlanarRobot, model: LooseBox, radius: float, *arrays) -> BoxMotion:
+    if path() == "pallas":
+        from tqpo.physics.kernel import shove_pallas
+
+        return shove_pallas(robot, model, radius, *arrays)
+    return shove_xla(robot, model, radius, *arrays)
+
+
+def make_shove(robot: PlanarRobot, model: LooseBox, radius: float):
+    """`shove(pose [3], velocity [3], control [2], boxes, pillars [P, 2]) -> BoxMotion`, for boxes on the floor."""
+    return of_one(partial(shove_flat, robot, model, radius))

@@ -39,17 +39,21 @@ def solve(robot: PlanarRobot, radius: float, pose: Array, velocity: Array, contr
     return Motion(*(jnp.stack(x, axis=-1) for x in moved))
 
 
-def can_reach(robot: PlanarRobot, radius: float, pose: Array, velocity: Array, spheres: Array) -> Array:
-    """Whether a robot might touch a sphere before the step is over: a bound, never too small."""
+def robot_travel(robot: PlanarRobot, velocity: Array) -> tuple[float, Array]:
+    """How far the robot extends from its origin, and a bound on how far that moves within a step [...], m."""
     corner = math.hypot(robot.box_offset + robot.box_half, robot.box_half)
-    reach = max(robot.sphere_radius, corner) + radius
     duration = robot.timestep * robot.substeps
     gained = robot.gear * robot.force_limit / robot.mass * duration  # m/s the motor can add
     swing = 2.0 * robot.com_offset * (jnp.abs(velocity[..., 2]) + 20.0 * duration)  # m/s of the origin about the com
-    speed = jnp.hypot(velocity[..., 0], velocity[..., 1]) + gained + swing
+    return max(robot.sphere_radius, corner), (jnp.hypot(velocity[..., 0], velocity[..., 1]) + gained + swing) * duration
+
+
+def can_reach(robot: PlanarRobot, radius: float, pose: Array, velocity: Array, spheres: Array) -> Array:
+    """Whether a robot might touch a sphere before the step is over: a bound, never too small."""
+    reach, travel = robot_travel(robot, velocity)
     gap = spheres - pose[..., None, :2]
     distance = jnp.sqrt(jnp.min(jnp.sum(gap * gap, axis=-1), axis=-1))
-    return distance < reach + speed * duration + 1e-3
+    return distance < reach + radius + travel + 1e-3
 
 
 def on_some(mask: Array, function, base: PyTree, args: PyTree, chunk: int) -> PyTree:

@@ -14,9 +14,11 @@ from jax.experimental.pallas import triton as plt
 
 from tqpo.physics import planar
 from tqpo.physics.drive import Motion
+from tqpo.physics.loose import LooseBox
 from tqpo.physics.movable import Body, Boxes, BoxModel, Fixed
 from tqpo.physics.planar import PlanarRobot
 from tqpo.physics.push import BoxMotion, Circle, Fixture, Scene, nearest, solve_pair, solve_weld
+from tqpo.physics.shove import settle, solve_loose, unsettled
 from tqpo.types import Array
 
 WARP = 32
@@ -87,11 +89,12 @@ def weld_pallas(
     return Boxes(*(x.reshape(n, g, -1) for x in out))
 
 
-def pair_body(
-    robot: PlanarRobot, model: BoxModel, travel: float, radius: float, count: int, near, index, *refs
-) -> None:
-    """The inputs, with `count` spheres; then seven outputs, which hold the uncoupled motion until they are overwritten."""
-    pose, velocity, control, pos, quat, vel, gremlins, time = refs[:8]
+def pair_body(solve, near, index, *refs) -> None:
+    """The inputs; then seven outputs, which hold the uncoupled motion until they are overwritten.
+
+    `solve(pose, velocity, control, body, box, scalars, *refs)` gets the refs after the boxes', and how to read them.
+    """
+    pose, velocity, control, pos, quat, vel, *others = refs[:-14]
     out_pose, out_velocity, out_accel, out_pos, out_quat, out_vel, out_touching = refs[-7:]
     row = pl.program_id(0)
 
@@ -105,12 +108,8 @@ def pair_body(
         body = Body(
             scalars(pos, 3, box), scalars(quat, 4, box), *(scalars(vel, 6, box)[s] for s in (slice(3), slice(3, 6)))
         )
-        gremlin = scalars(gremlins, 3, box)
-        circle = Circle(gremlin[:2], gremlin[2], jnp.full((1, 1), time[row]))  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
-        fixed = Fixed([scalars(refs[8], 2, k) for k in range(count)], radius)  # pyright: ignore[reportArgumentType]
-        pair = solve_pair(
-            robot, model, travel, scalars(pose, 3), scalars(velocity, 3), scalars(control, 2), body, circle, fixed
-        )
+        state = scalars(pose, 3), scalars(velocity, 3), scalars(control, 2)
+        pair = solve(*state, body, box, scalars, *others)
         robot_parts = ((out_pose, pair.pose), (out_velocity, pair.velocity), (out_accel, pair.acceleration))
         for ref, values in robot_parts:
             for i, value in enumerate(values):
@@ -122,6 +121,24 @@ def pair_body(
         out_touching[row] = jnp.sum(jnp.where(pair.touching, 1, 0), dtype=jnp.int32)
 
 
+def pairs(solve, near: Array, index: Array, inputs: tuple[Array, ...], results: tuple[Array, ...], name: str):
+    """`results`, motion and boxes without contact, with those under `near` [N] solved together with box `index` [N]."""
+    inputs = near.astype(jnp.int32), index.astype(jnp.int32), *inputs
+    call = pl.pallas_call(
+        partial(pair_body, solve),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
+        grid=(near.shape[0],),
+        in_specs=[WHOLE] * (len(inputs) + len(results)),
+        out_specs=[WHOLE] * len(results),
+        input_output_aliases={len(inputs) + i: i for i in range(len(results))},
+        compiler_params=plt.CompilerParams(num_warps=1, num_stages=1),
+        interpret=INTERPRET,
+        name=name,
+    )
+    *motion, pos, quat, vel, touching = call(*inputs, *results)
+    return BoxMotion(*motion, Boxes(pos, quat, vel), touching > 0)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
+
+
 def push_pallas(fixture: Fixture, scene: Scene) -> BoxMotion:
     """As `push.push_xla`."""
     robot, model, travel, radius = fixture
@@ -130,19 +147,36 @@ def push_pallas(fixture: Fixture, scene: Scene) -> BoxMotion:
     free = drive_pallas(robot, radius, pose, velocity, control, spheres)
     welded = weld_pallas(robot, model, travel, boxes, gremlins, time)
     index, near = nearest(fixture, scene)
-    inputs = (near.astype(jnp.int32), index.astype(jnp.int32), pose, velocity, control, *boxes, gremlins, time)
-    inputs += (spheres,) if count else ()
-    results = (*free, *welded, jnp.zeros(n, jnp.int32))
-    call = pl.pallas_call(
-        partial(pair_body, robot, model, travel, radius, count),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
-        grid=(n,),
-        in_specs=[WHOLE] * (len(inputs) + len(results)),
-        out_specs=[WHOLE] * len(results),
-        input_output_aliases={len(inputs) + i: i for i in range(len(results))},
-        compiler_params=plt.CompilerParams(num_warps=1, num_stages=1),
-        interpret=INTERPRET,
-        name="pair",
-    )
-    *motion, pos, quat, vel, touching = call(*inputs, *results)
-    return BoxMotion(*motion, Boxes(pos, quat, vel), touching > 0)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
+
+    def solve(pose, velocity, control, body, box, scalars, gremlins, time, *spheres):
+        x, y, yaw = scalars(gremlins, 3, box)
+        circle = Circle((x, y), yaw, jnp.full((1, 1), time[pl.program_id(0)]))
+        fixed = Fixed([scalars(spheres[0], 2, k) for k in range(count)], radius)
+        return solve_pair(robot, model, travel, pose, velocity, control, body, circle, fixed)
+
+    inputs = pose, velocity, control, *boxes, gremlins, time, *((spheres,) if count else ())
+    return pairs(solve, near, index, inputs, (*free, *welded, jnp.zeros(n, jnp.int32)), "pair")
+
+
+def shove_pallas(
+    robot: PlanarRobot,
+    model: LooseBox,
+    radius: float,
+    pose: Array,
+    velocity: Array,
+    control: Array,
+    boxes: Boxes,
+    pillars,
+) -> BoxMotion:
+    """As `shove.shove_xla`."""
+    n, count = pillars.shape[:2]
+    free = drive_pallas(robot, radius, pose, velocity, control, pillars)
+    near = unsettled(robot, model, pose, velocity, boxes)[:, 0]
+
+    def solve(pose, velocity, control, body, box, scalars, *pillars):
+        places = [scalars(pillars[0], 2, k) for k in range(count)]
+        return solve_loose(robot, model, radius, pose, velocity, control, body, places)
+
+    inputs = pose, velocity, control, *boxes, *((pillars,) if count else ())
+    results = (*free, *settle(robot, model, boxes), jnp.zeros(n, jnp.int32))
+    return pairs(solve, near, jnp.zeros(n, jnp.int32), inputs, results, "shove")

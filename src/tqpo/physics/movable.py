@@ -25,7 +25,7 @@ Arrays hold one number per environment and have shape [..., 1].
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 
@@ -278,7 +278,7 @@ def add_fixed(
     origin, straight = (zero, zero, zero), (zero + 1.0, zero)
     by_sphere = planar.sphere_gap(robot, origin, at[:2], fixed.radius)  # pyright: ignore[reportArgumentType]
     by_cube = planar.box_gap(robot, *straight, origin, at[:2], fixed.radius)  # pyright: ignore[reportArgumentType]
-    box_dist, box_point, box_normal = sphere_contact(fixed.radius, model.half_size, sub(centre, at), axes)
+    box_dist, box_point, box_normal = sphere_contact(fixed.radius, (model.half_size,) * 3, sub(centre, at), axes)
     dist = jnp.where(part == 0, by_sphere[0], jnp.where(part == 1, by_cube[0], box_dist))
 
     def chosen(which: int, by_box: Vec) -> Vec:
@@ -328,22 +328,44 @@ def pairwise_friction(robot: PlanarRobot, model: BoxModel, fixed: Fixed, dist: A
     return tuple(out)
 
 
+class Whitened(Protocol):
+    """What `contact_problem` needs of S⁻¹."""
+
+    @property
+    def robot(self) -> tuple[float, float, float]: ...
+
+    @property
+    def linear(self) -> Any: ...
+
+    def turn(self, v: Vec) -> Vec: ...
+
+
+class Soft(Protocol):
+    """What it needs of a box."""
+
+    @property
+    def mass(self) -> float: ...
+
+    @property
+    def contact(self) -> Softness: ...
+
+
 def contact_problem(
     robot: PlanarRobot,
-    model: BoxModel,
+    model: Soft,
     frame: Frame,
-    scales: Scales,
+    scales: Whitened,
     contact: Contacts,
     centre: Vec,
     drive: tuple[Vec, Vec, Vec],
-    fixed: Fixed,
+    friction: Vec,
     sides: Sides | None,
 ) -> Problem:
     """The contacts' rows over z. `drive` is a_free + b·v of the robot, of the box's centre and of its rotation.
 
     A row's residual J·a − a_ref = J·(a + b·v) + k·d·r is linear in it. Without `sides` every contact moves both bodies.
     """
-    sliding, torsion, rolling = pairwise_friction(robot, model, fixed, contact.dist)
+    sliding, torsion, rolling = friction
     impedance = model.contact.impedance(contact.dist)
     invweight = robot.invweight + 1.0 / model.mass
     if sides:
@@ -360,18 +382,21 @@ def contact_problem(
     roll = (angular[0], angular[1], angular[2] - own[2])
 
     mx, my, mz = scales.robot
+    moved = 1.0
     if sides:
         mx, my, mz = (m * sides.robot for m in scales.robot)
-        scales = scales._replace(linear=scales.linear * sides.box, angular=scales.angular * sides.box)
+        moved = sides.box
     normal = contact.normal
     first, second = frame.tangents(normal)
     rows, offset = [], []  # a row by variable: 0–2 of the robot, 3–5 and 6–8 of the box
     for f in (normal, scale(sliding, first), scale(sliding, second)):
         ours = (-mx * f[0], -my * f[1], mz * (ry * f[0] - rx * f[1]))
-        rows.append(dict(enumerate((*ours, *scale(scales.linear, f), *scales.turn(cross(arm, f))))))
+        rows.append(
+            dict(enumerate((*ours, *scale(moved * scales.linear, f), *scale(moved, scales.turn(cross(arm, f))))))
+        )
         offset.append(dot(f, slip))
     for f in (scale(torsion, normal), scale(rolling, first), scale(rolling, second)):
-        rows.append({2: -mz * f[2], **dict(enumerate(scales.turn(f), start=6))})
+        rows.append({2: -mz * f[2], **dict(enumerate(scale(moved, scales.turn(f)), start=6))})
         offset.append(dot(f, roll))
     offset[0] = offset[0] + model.contact.stiffness * impedance * contact.dist
     columns = tuple({k: row[i] for k, row in enumerate(rows) if i in row} for i in range(9))
@@ -406,7 +431,8 @@ def coupled_acceleration(
         add(linear, scale(rate, frame.into(body.vel))),
         add(angular, scale(rate, combine(axes, body.spin))),
     )
-    problem = contact_problem(robot, model, frame, scales, contact, centre, drive, fixed, sides)
+    friction = pairwise_friction(robot, model, fixed, contact.dist)
+    problem = contact_problem(robot, model, frame, scales, contact, centre, drive, friction, sides)
     z, iterations = minimise(problem, start or (jnp.zeros_like(free[0]),) * 9)
 
     ahead, across, turn = (a + s * x for a, s, x in zip(free, scales.robot, z[:3], strict=True))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tqpo.physics import movable, planar
-from tqpo.physics.drive import components, drive_xla, on_some
+from tqpo.physics.drive import components, drive_xla, on_some, robot_travel
 from tqpo.physics.movable import NOTHING_FIXED, Body, Boxes, BoxModel, Fixed, Target
 from tqpo.physics.planar import PlanarRobot
 from tqpo.types import Array
@@ -71,15 +71,14 @@ class Circle(NamedTuple):
     time: Array  # s, at the beginning of the environment step
 
 
-def start_boxes(model: BoxModel, gremlins: Array) -> Boxes:
-    """Boxes at rest at the centres of their circles; gremlins [G, 3] are centre and heading."""
-    half = gremlins[:, 2] / 2.0
+def start_boxes(places: Array, height: float) -> Boxes:
+    """Boxes at rest; places [G, 3] are x, y and heading."""
+    half = places[:, 2] / 2.0
     zero = jnp.zeros_like(half)
-    height = jnp.full_like(half, model.half_size)
     return Boxes(
-        pos=jnp.stack([gremlins[:, 0], gremlins[:, 1], height], axis=1),
+        pos=jnp.stack([places[:, 0], places[:, 1], jnp.full_like(half, height)], axis=1),
         quat=jnp.stack([jnp.cos(half), zero, zero, jnp.sin(half)], axis=1),
-        vel=jnp.zeros((gremlins.shape[0], 6), gremlins.dtype),
+        vel=jnp.zeros((places.shape[0], 6), places.dtype),
     )
 
 
@@ -155,17 +154,14 @@ def nearest(fixture: Fixture, scene: Scene) -> tuple[Array, Array]:
     robot, model, travel, radius = fixture
     pose, velocity, _, boxes, gremlins, time, spheres = scene
     duration = robot.timestep * robot.substeps
-    corner = math.hypot(robot.box_offset + robot.box_half, robot.box_half)
-    reach = max(robot.sphere_radius, corner) + math.sqrt(3.0) * model.half_size
-    gained = robot.gear * robot.force_limit / robot.mass * duration
-    swing = 2.0 * robot.com_offset * (jnp.abs(velocity[:, 2]) + 20.0 * duration)
-    robot_travel = (jnp.hypot(velocity[:, 0], velocity[:, 1]) + gained + swing) * duration
+    reach, travelled = robot_travel(robot, velocity)
+    reach += math.sqrt(3.0) * model.half_size
     goal = jnp.stack([jnp.sin(time), jnp.cos(time)], axis=-1)[:, None, :] * travel + gremlins[..., :2]
     lag = jnp.linalg.norm(goal - boxes.pos[..., :2], axis=-1) + travel * duration  # [N, G]
     speed = jnp.linalg.norm(boxes.vel[..., :2], axis=-1)
     box_travel = speed * duration + 0.5 * model.weld.stiffness * lag * duration**2
     distance = jnp.linalg.norm(boxes.pos[..., :2] - pose[:, None, :2], axis=-1)
-    slack = distance - reach - robot_travel[:, None] - box_travel  # [N, G]
+    slack = distance - reach - travelled[:, None] - box_travel  # [N, G]
     index, near = jnp.argmin(distance, axis=-1), jnp.min(slack, axis=-1) < 1e-3
     if spheres.shape[1]:
         rows = jnp.arange(pose.shape[0])

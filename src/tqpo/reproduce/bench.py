@@ -1,7 +1,12 @@
-"""Speed, as ratios within one run: environment steps per second of the JAX tasks and the MuJoCo twin."""
+"""Speed, as ratios within one run: environment steps per second of the JAX tasks, the MuJoCo twin and Safety-Gymnasium.
 
+A task without JAX physics has its twin alone.
+"""
+
+import subprocess
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,8 +15,11 @@ import numpy as np
 from jax import lax
 
 from tqpo.envs import Task, make
+from tqpo.errors import ConfigError
 from tqpo.physics.dispatch import path
 from tqpo.provenance import provenance
+
+LABELS = {"mujoco_twin": "MuJoCo twin", "original": "Safety-Gymnasium"}
 
 
 def random_steps(env: Task, count: int):
@@ -68,19 +76,57 @@ def time_twin(env: Task, seconds: float) -> float:
     return steps / (time.perf_counter() - start)
 
 
-def bench_envs(tasks: Sequence[str], batches: Sequence[int], seconds: float, twin: bool) -> dict[str, Any]:
-    """Steps per second of tasks at these batch sizes, in JAX and with `twin` in MuJoCo; prints as it goes."""
+ORIGINAL = """
+import sys, time, numpy, safety_gymnasium
+env = safety_gymnasium.make(sys.argv[1])
+env.reset(seed=0)
+rng, steps, start = numpy.random.default_rng(0), 0, time.perf_counter()
+while time.perf_counter() - start < float(sys.argv[2]):
+    *_, terminated, truncated, _ = env.step(rng.uniform(-1.0, 1.0, 2))
+    if terminated or truncated:
+        env.reset()
+    steps += 1
+print(steps / (time.perf_counter() - start))
+"""  # runs in another Python
+
+
+def time_original(task: str, python: str, seconds: float) -> float:
+    """Steps per second of Safety-Gymnasium's task of that name under random actions, one process of that Python."""
+    try:
+        done = subprocess.run(
+            [python, "-c", ORIGINAL, f"{task}-v0", str(seconds)], check=False, capture_output=True, text=True
+        )
+    except OSError as error:
+        raise ConfigError(f"{python} cannot be started: {error}") from None
+    if done.returncode:
+        raise ConfigError(f"{python} has no {task}: {done.stderr.strip().splitlines()[-1:]}; make safety-gymnasium")
+    return float(done.stdout.split()[-1])
+
+
+def bench_envs(
+    tasks: Sequence[str], batches: Sequence[int], seconds: float, twin: bool, original: str | None = None
+) -> dict[str, Any]:
+    """Steps per second of tasks at these batch sizes, in JAX and with `twin` in MuJoCo; prints as it goes.
+
+    `original` is the Python that has Safety-Gymnasium, for its tasks.
+    """
     result: dict[str, Any] = {"what": "environment steps per second", "physics": path(), "tasks": {}}
     for name in tasks:
-        env, rows = make(name), []
-        for batch in batches:
-            rows.append(time_jax(env, batch, seconds))
-            print(f"{name:17} {batch:>8} environments  {rows[-1]['steps_per_s']:>14,.0f} steps/s")
-        best = max(rows, key=lambda row: row["steps_per_s"])
-        entry: dict[str, Any] = {"jax": rows, "best": best}
-        if twin:
-            entry["mujoco_twin"] = time_twin(env, seconds)
-            entry["jax_over_twin"] = best["steps_per_s"] / entry["mujoco_twin"]
-            print(f"{name:17} {'MuJoCo twin':>21}  {entry['mujoco_twin']:>14,.0f} steps/s")
+        env = make(name)
+        entry: dict[str, Any] = {}
+        for batch in batches if env.config.loose < 2 else ():
+            entry.setdefault("jax", []).append(time_jax(env, batch, seconds))
+            print(f"{name:18} {batch:>8} environments  {entry['jax'][-1]['steps_per_s']:>14,.0f} steps/s")
+        others: dict[str, Any] = {"mujoco_twin": partial(time_twin, env, seconds)} if twin else {}
+        if original and name.startswith("SafetyPoint"):
+            others["original"] = partial(time_original, name, original, seconds)
+        for other, measure in others.items():
+            entry[other] = measure()
+            print(f"{name:18} {LABELS[other]:>21}  {entry[other]:>14,.0f} steps/s")
+        if "jax" in entry:
+            entry["best"] = max(entry["jax"], key=lambda row: row["steps_per_s"])
+            for other, ratio in (("mujoco_twin", "jax_over_twin"), ("original", "jax_over_original")):
+                if other in entry:
+                    entry[ratio] = entry["best"]["steps_per_s"] / entry[other]
         result["tasks"][name] = entry
     return result | {"provenance": provenance()}

@@ -35,6 +35,7 @@ def contents(cells: tables.Cells, again: tables.Cells, beside: tables.Cells | No
         "certificates": tables.certificates(cells),
         "dial": tables.dial(cells),
         "ablation": tables.ablation(cells, beside or {}),
+        "leaderboard": tables.leaderboard(cells),
         "price": tables.price(cells, beside or {}),
         "protocols": tables.protocols(cells),
         "judge": tables.judge(judged),

@@ -8,7 +8,7 @@ import numpy as np
 from tqpo.maths import statistics
 from tqpo.output import plots
 from tqpo.output.figures import INK, finish, legend, new_figure, save, style
-from tqpo.reproduce.paper import COST_LIMIT, TABLE1
+from tqpo.reproduce.paper import SUITE, TABLE1
 from tqpo.reproduce.tables import Cells, name_of
 
 if TYPE_CHECKING:
@@ -24,6 +24,18 @@ FRONTIER = {  # algorithm and preset → what it is called there, its colour
     ("budget", "fast"): ("budget", "#c8553d"),
     ("budget-dial", "fast"): ("one run, all levels", "#3d8c5a"),
 }
+FAST_FRONTIER = {  # of the suite
+    ("ppo", "fast"): ("PPO", "#b0b4bb"),
+    ("ppo-lag", "fast"): ("PPO-Lagrangian", "#8a8f98"),
+    ("ppo-early", "fast"): ("PPO, ended at the limit", "#e0a030"),
+    ("tqpo", "fast"): ("TQPO", "#2a78b8"),
+    ("budget", "fast"): ("budget", "#c8553d"),
+}
+
+
+def limit_of(cell: dict[str, Any]) -> float:
+    """d, as it was asked for."""
+    return float(cell["settings"]["config"]["constraints"][0]["limit"])
 
 
 def curve_of(cell: dict[str, Any]) -> plots.Curve:
@@ -32,7 +44,7 @@ def curve_of(cell: dict[str, Any]) -> plots.Curve:
     metrics = {k: np.array(v) for k, v in curves.items() if isinstance(v, list)}
     n = len(metrics["return_mean"])
     steps = (np.arange(n) * curves["every"] + 1) * curves["steps_per_iteration"]
-    return plots.Curve(plots.RunInfo(name_of(cell) + level, COST_LIMIT, settings["safety"]), steps, metrics)
+    return plots.Curve(plots.RunInfo(name_of(cell) + level, limit_of(cell), settings["safety"]), steps, metrics)
 
 
 def grid(cells: Cells, rows: tuple[tuple[str, str], ...]):
@@ -57,8 +69,9 @@ def grid(cells: Cells, rows: tuple[tuple[str, str], ...]):
 def mark(ax: "Axes", metric: str, curves: list[plots.Curve]) -> None:
     """The limit or the levels, and an axis that shows them."""
     if metric.startswith("episode_cost"):
-        ax.set_ylim(0, min(plots.cost_top(curves, metric), 8 * COST_LIMIT))
-        plots.levels(ax, {COST_LIMIT}, lambda d: f"d = {d:g}")
+        limits = {curve.info.cost_limit for curve in curves}
+        ax.set_ylim(0, min(plots.cost_top(curves, metric), 8 * max(x or 0.0 for x in limits)))
+        plots.levels(ax, limits, lambda d: f"d = {d:g}")
     if metric == "safety_prob":
         ax.set_ylim(0.4, 1.005)
         ax.yaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
@@ -87,18 +100,17 @@ def draw_quantiles(ax: "Axes", cell: dict[str, Any]) -> None:
     q = np.array(cell["curves"]["episode_cost_quantile"])
     lam = np.array(cell["curves"]["multiplier"])
     q, lam = q[len(q) // 10 :], lam[len(lam) // 10 :]  # the first tenth is an untrained policy's
-    top = 4 * COST_LIMIT
+    limit = limit_of(cell)
+    top = 4 * limit
     edges = np.arange(-0.5, top + 1.5, 2.0)
     share = np.histogram(np.minimum(q.ravel(), top), edges)[0] / q.size
     centres = edges[:-1] + 1.0
-    ax.bar(centres, share, 1.8, color=np.where(centres > COST_LIMIT, BEYOND, WITHIN))
-    ax.axvline(COST_LIMIT + 0.5, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)  # between 15 and 16
-    ax.annotate(
-        f"d = {COST_LIMIT:g}", (COST_LIMIT + 0.5, 0.62), (4, 0), ("data", "axes fraction"), "offset points", fontsize=9
-    )
+    ax.bar(centres, share, 1.8, color=np.where(centres > limit, BEYOND, WITHIN))
+    ax.axvline(limit + 0.5, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)  # between 15 and 16
+    ax.annotate(f"d = {limit:g}", (limit + 0.5, 0.62), (4, 0), ("data", "axes fraction"), "offset points", fontsize=9)
     change = np.diff(lam, axis=0)
     up, down = change[change > 0].sum() / lam.shape[1], -change[change < 0].sum() / lam.shape[1]
-    above = float((q > COST_LIMIT).mean())
+    above = float((q > limit).mean())
     text = f"q > d in {above:.0%} of iterations\nλ rises by {up:.1f} and falls by {down:.1f} in all (mean of seeds)"
     ax.text(0.98, 0.95, text, ha="right", va="top", transform=ax.transAxes, fontsize=9)
     ax.set_ylabel("share of iterations")
@@ -111,12 +123,14 @@ def frontier(cells: Cells, sure: bool = False):
 
     `sure` takes the lower end of each policy's 95 % interval instead of the share, and joins the positions of a dial.
     """
+    suite = tuple(dict.fromkeys(c.task for c in SUITE if any(x["settings"]["task"] == c.task for x in cells.values())))
+    tasks, known = (suite, FAST_FRONTIER) if suite else (TASKS, FRONTIER)
     with style():
-        figure, axes = new_figure(1, len(TASKS), (4.6 * len(TASKS), 4.4))
-        for ax, task in zip(axes, TASKS, strict=True):
+        figure, axes = new_figure(1, len(tasks), (4.6 * len(tasks), 4.4))
+        for ax, task in zip(axes, tasks, strict=True):
             ax.set_title(task)
             for cell in (c for c in cells.values() if c["settings"]["task"] == task):
-                draw_policies(ax, cell, sure)
+                draw_policies(ax, cell, sure, known)
             for level in (0.80, 0.90, 0.95, 0.99) if sure else (0.90, 0.95):
                 ax.axvline(level, color=INK, linestyle=(0, (4, 2)), linewidth=0.8, alpha=0.6)
             ax.set_xlim(0.5 if sure else None, 1.0)
@@ -128,9 +142,9 @@ def frontier(cells: Cells, sure: bool = False):
     return figure
 
 
-def draw_policies(ax: "Axes", cell: dict[str, Any], sure: bool) -> None:
+def draw_policies(ax: "Axes", cell: dict[str, Any], sure: bool, known: dict[tuple[str, str], tuple[str, str]]) -> None:
     settings = cell["settings"]
-    label, colour = FRONTIER.get((settings["algo"], settings["preset"]), (None, None))
+    label, colour = known.get((settings["algo"], settings["preset"]), (None, None))
     if label is None:
         return
     if "dial" in cell:

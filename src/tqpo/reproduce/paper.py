@@ -126,8 +126,8 @@ VARIANTS = (
 )
 ABLATION: list[Cell] = [Cell(c.task, algo, c.safety, preset="fast") for algo in VARIANTS for c in BUDGET]
 
-# A leaderboard on the tasks of Safety-Gymnasium's Point suite that have costs, at the limit that is usual there. The
-# first three algorithms have no level.
+# A leaderboard on the tasks of Safety-Gymnasium's Point suite that others report, at the limit that is usual there. The
+# first three algorithms have no level. Goal2 is missing: it has no JAX physics.
 SUITE_STEPS = 10_000_000
 LEADERBOARD = (
     *((algo, 0.90) for algo in ("ppo", "ppo-lag", "ppo-early")),
@@ -135,9 +135,22 @@ LEADERBOARD = (
 )
 SUITE: list[Cell] = [
     Cell(f"SafetyPoint{task}", algo, level, preset="fast", cost_limit=25.0)
-    for task in ("Button1", "Button2", "Circle1", "Circle2", "Run0")
+    for task in ("Goal1", "Button1", "Button2", "Circle1", "Push1")
     for algo, level in LEADERBOARD
 ]
+
+# What OmniSafe's on-policy benchmark publishes: mean return and mean cost after 10 M steps, with a limit of 25 on the mean.
+OMNISAFE: dict[str, dict[str, tuple[float, float]]] = {
+    "PPOLag": {"Goal1": (13.0, 26.0), "Goal2": (2.0, 41.0), "Button1": (4.6, 21.0), "Button2": (0.9, 34.0)},
+    "TRPOLag": {"Goal1": (18.5, 23.0), "Goal2": (4.6, 26.0), "Button1": (6.9, 31.0), "Button2": (5.4, 25.0)},
+    "CPO": {"Goal1": (20.5, 29.0), "Goal2": (2.5, 41.0), "Button1": (4.0, 40.0), "Button2": (5.1, 49.0)},
+    "TRPO-EarlyTerminated": {
+        "Goal1": (16.3, 22.0),
+        "Goal2": (8.6, 25.0),
+        "Button1": (9.5, 25.0),
+        "Button2": (8.4, 25.0),
+    },
+}
 
 SETS: dict[str, list[Cell]] = {
     "table1": [*TABLE1, *PPO_LAG],

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tqpo.reproduce.cells import read
-from tqpo.reproduce.paper import TABLE1, TABLE2
+from tqpo.reproduce.paper import OMNISAFE, SUITE, TABLE1, TABLE2
 
 Cells = dict[str, dict[str, Any]]  # by `Cell.name`
 
@@ -223,6 +223,28 @@ def ablation(cells: Cells, whole: Cells) -> Content:
     rows = [(algo, *(row.get(place, "–") for place in places)) for algo, row in groups.items()]
     columns = ("algorithm", *(f"{task} {level:.0%}" for task, level in places))
     return Content("What its parts do: R @ Pr [%] in fresh episodes, seeds at their level", columns, rows)
+
+
+def leaderboard(cells: Cells) -> Content:
+    """The suite in fresh episodes: return, safety, mean cost, certificates; OmniSafe's published means beside it."""
+    columns = ("task", "level", "algorithm", "R", "Pr [%]", "mean cost", "certified")
+    rows, own = [], {c.name for c in SUITE}
+    shown = [c for name, c in cells.items() if name in own and c.get("fresh")]
+    for task in dict.fromkeys(c.task for c in SUITE):
+        for cell in ordered({str(i): c for i, c in enumerate(shown) if c["settings"]["task"] == task}):
+            pooled, found = cell["fresh"]["pooled"], [x for x in (cell.get("certificates") or {}).values() if x]
+            first = pooled["constraints"][0]
+            certified = f"{sum(x['word'] == 'certified' for x in found)} of {len(found)}" if found else "–"
+            numbers = (
+                interval(pooled["return"]),
+                interval(first["safety_prob"], 100),
+                interval(first["episode_cost_mean"]),
+            )
+            rows.append((*heading(cell), *numbers, certified))
+        for algo, published in OMNISAFE.items() if any(row[0] == task for row in rows) else ():
+            if found := published.get(task.removeprefix("SafetyPoint")):
+                rows.append((task, "–", f"{algo}, OmniSafe", f"{found[0]:g}", "–", f"{found[1]:g}", "–"))
+    return Content("The suite at d = 25, fresh episodes; OmniSafe's limit is on the mean", columns, rows)
 
 
 def price(cells: Cells, whole: Cells) -> Content:

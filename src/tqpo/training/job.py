@@ -112,9 +112,11 @@ class Job:
         """The environment, or what is known of one on the host."""
         if not is_reference(self.task):
             try:
-                return make(self.task, **(TASK_SETTINGS.get(self.preset, {}) | dict(self.task_settings)))
+                task = make(self.task, **(TASK_SETTINGS.get(self.preset, {}) | dict(self.task_settings)))
             except UnknownNameError as error:
                 raise UnknownNameError(f"{error}; a Gymnasium environment is written gym:{self.task}") from None
+            task.check_physics()
+            return task
         from tqpo.host.probe import make_own
 
         return make_own(self.task, self.task_settings, self.cost_fn, self.host_options())

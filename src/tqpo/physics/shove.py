@@ -1,0 +1,101 @@
+"""One environment step of the robot among boxes that lie on the floor, and pillars: ten physics steps.
+
+A box that lies flat, neither slides nor turns and cannot be reached only settles (`settle`). So most environments need
+the motion of the robot alone (`drive.py`); the others are solved with `loose.py`, a few at a time. `dispatch.py` chooses
+between this and a GPU kernel.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tqpo.physics import loose, movable, planar
+from tqpo.physics.drive import components, drive_xla, on_some, robot_travel
+from tqpo.physics.loose import LooseBox
+from tqpo.physics.movable import Body, Boxes
+from tqpo.physics.planar import PlanarRobot, Points
+from tqpo.physics.push import BoxMotion, Pair, as_body, as_boxes
+from tqpo.types import Array
+
+CHUNK = 8  # pairs of robot and box that are solved together on the xla path
+
+
+def solve_loose(
+    robot: PlanarRobot, model: LooseBox, radius: float, pose, velocity, control, body: Body, pillars: Points
+) -> Pair:
+    """An environment step of the robot and one box together, by components [..., 1]."""
+
+    def one(i, state):
+        pose, velocity, body, *_, effort = state
+        felt = loose.coupled_acceleration(robot, model, pose, velocity, control, body, pillars, radius, effort)
+        moved = (
+            *planar.integrate(robot, pose, velocity, felt.robot),
+            movable.integrate(body, felt.linear, felt.angular, robot.timestep),
+        )
+        here = (pose, velocity, body)
+        state = jax.tree.map(lambda new, old: jnp.where(i < robot.substeps, new, old), moved, here)
+        return *state, felt.robot, felt.touching, felt.effort
+
+    zero = jnp.zeros_like(pose[0])
+    start = (pose, velocity, body, (zero,) * 3, zero > 0, (zero,) * 9)
+    # One round more than there are steps: the last only feels the acceleration at the end.
+    pose, velocity, body, accel, touching, _ = lax.fori_loop(0, robot.substeps + 1, one, start)
+    return Pair(pose, velocity, accel, body, touching)
+
+
+def settle(robot: PlanarRobot, model: LooseBox, boxes: Boxes) -> Boxes:
+    """Boxes that lie flat and move up or down only: all rows of all corners are then one, and known in closed form."""
+    soft, mu2 = model.contact, model.friction[0] ** 2
+    rows = 40 * len(model.parts) / (2.0 * mu2 * (1.0 + mu2))
+
+    def one(_, carry):
+        z, v = carry
+        depth = z - model.half_size
+        d = soft.impedance(depth)
+        wanted = -soft.damping * v - soft.stiffness * d * depth
+        pull = jnp.where((depth < 0) & (wanted > -model.gravity), rows * d / (1.0 - d), 0.0)
+        v = v + robot.timestep * (pull * wanted - model.gravity) / (1.0 + pull)
+        return z + robot.timestep * v, v
+
+    z, v = lax.fori_loop(0, robot.substeps, one, (boxes.pos[..., 2], boxes.vel[..., 2]))
+    return boxes._replace(pos=boxes.pos.at[..., 2].set(z), vel=jnp.zeros_like(boxes.vel).at[..., 2].set(v))
+
+
+def unsettled(robot: PlanarRobot, model: LooseBox, pose: Array, velocity: Array, boxes: Boxes) -> Array:
+    """[N, B] which boxes slide, turn or tilt, or might be reached by the robot within the step: a bound, never too small."""
+    slow, level = (1e-12, 1e-12) if pose.dtype == jnp.float64 else (1e-5, 2e-6)
+    sliding, turning = (jnp.max(jnp.abs(boxes.vel[..., part]), axis=-1) for part in (slice(2), slice(3, 6)))
+    moving = (sliding > slow) | (turning > 10.0 * slow)  # m/s, rad/s
+    moving |= jnp.max(jnp.abs(boxes.quat[..., 1:3]), axis=-1) > level
+    distance = jnp.linalg.norm(boxes.pos[..., :2] - pose[:, None, :2], axis=-1)
+    reach, travel = robot_travel(robot, velocity)
+    return moving | (distance < (reach + travel)[:, None] + model.reach + 1e-3)
+
+
+def shove_xla(
+    robot: PlanarRobot,
+    model: LooseBox,
+    radius: float,
+    pose: Array,
+    velocity: Array,
+    control: Array,
+    boxes: Boxes,
+    pillars,
+) -> BoxMotion:
+    """Robots and their box after a step, [N, …]."""
+    free = drive_xla(robot, radius, pose, velocity, control, pillars)
+    active = unsettled(robot, model, pose, velocity, boxes)[:, 0]
+    mine = Boxes(*(x[:, 0] for x in boxes))
+    settled = Boxes(*(x[:, 0] for x in settle(robot, model, boxes)))
+
+    def pairs(pose, velocity, control, box, pillars):
+        args = [components(jnp.expand_dims(x, -2)) for x in (pose, velocity, control)]  # components become [..., 1]
+        body = as_body(*(jnp.expand_dims(x, -2) for x in box))
+        places = [components(pillars[..., k, None, :]) for k in range(pillars.shape[-2])]
+        pair = solve_loose(robot, model, radius, *args, body, places)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
+        motion = (jnp.concatenate(x, axis=-1) for x in (pair.pose, pair.velocity, pair.acceleration))
+        return *motion, Boxes(*(x[..., 0, :] for x in as_boxes(pair.body))), pair.touching[..., 0]
+
+    base = (*free, settled, jnp.zeros(pose.shape[0], bool))
+    *motion, box, touching = on_some(active, pairs, base, (pose, velocity, control, mine, pillars), CHUNK)
+    return BoxMotion(*motion, Boxes(*(x[:, None] for x in box)), touching)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
