@@ -17,10 +17,8 @@ __version__ = "0.2.0"
 __all__ = ["compare", "evaluate", "load", "report", "resume", "train"]
 TASKS = (
     *("SimpleEnv", "DynamicEnv", "GremlinEnv", "DynamicButtonEnv"),
-    *(
-        f"SafetyPoint{task}"
-        for task in ("Goal0", "Button0", "Button1", "Button2", "Circle0", "Circle1", "Circle2", "Run0")
-    ),
+    *(f"SafetyPoint{task}{level}" for task in ("Goal", "Button", "Circle", "Push") for level in range(3)),
+    "SafetyPointRun0",
 )
 
 

@@ -111,7 +111,8 @@ class Task:
         """Raises for a task that only its MuJoCo twin can step."""
         if self.config.loose > 1:
             raise ConfigError(
-                f"a task with {self.config.loose} free boxes has no JAX physics, for they can touch each other; with MuJoCo: "
+                f"{self.config.loose} free boxes have no JAX physics, for they can touch each other; with MuJoCo: "
+                'gymnasium.make("tqpo/SafetyPointGoal2-v0", physics="mujoco"), or '
                 "tqpo train gym:tqpo/SafetyPointGoal2-v0 --task-set physics=mujoco --vector async"
             )
 
