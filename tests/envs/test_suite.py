@@ -14,6 +14,7 @@ from reference.parity import original
 from reference.parity.one_step import pick, velocities
 from tqpo.envs import Task
 from tqpo.envs.gymnasium import programs
+from tqpo.envs.layout import GOAL_FIELD
 from tqpo.envs.mujoco import MujocoTask
 
 DATA = pathlib.Path(__file__).parents[1] / "data/safety-gymnasium.npz"
@@ -36,7 +37,7 @@ def test_layouts_are_distributed_alike(name):
     assert count == 2000 or name in HARD_TO_PLACE
     layout = programs(Task(config), batched=True).sample(jax.random.split(jax.random.key(0), count))
     places = {"robot": layout.robot[:, None, :2], "robot heading": layout.robot[:, 2:]}
-    if config.goal in {"area", "button"}:
+    if config.goal in GOAL_FIELD:
         places["goal"] = layout.goal[:, None]
     places |= {kind: getattr(layout, kind)[..., :2] for kind in config.kinds}
     if config.free_boxes:

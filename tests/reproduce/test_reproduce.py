@@ -17,7 +17,7 @@ from tqpo import store
 from tqpo.algorithms.presets import PRESETS
 from tqpo.errors import ConfigError, Interrupted, TqpoError, UnknownNameError
 from tqpo.networks import NetworkSpec
-from tqpo.reproduce import cells, document, groups, judge, tables
+from tqpo.reproduce import cells, document, figures, groups, judge, tables
 from tqpo.reproduce.cells import Plan
 from tqpo.reproduce.paper import SETS, TABLE1, TABLE2, Cell
 from tqpo.training import loop
@@ -350,3 +350,28 @@ def test_the_best_policy_of_a_cell_is_shipped(finished, tmp_path, monkeypatch):
     monkeypatch.setitem(PRESETS["paper"], "tqpo", changed)
     with pytest.raises(ConfigError, match="was made with other settings"):
         ship.ship(path, tmp_path)
+
+
+def test_the_leaderboard_has_published_means_beside_it():
+    def estimate(value):
+        return {"value": value, "low": value - 1, "high": value + 1}
+
+    first = {"safety_prob": estimate(0.9), "episode_cost_mean": estimate(12.0)}
+    cell = {
+        "settings": {"task": "SafetyPointGoal1", "algo": "tqpo", "safety": 0.9, "preset": "fast"},
+        "complete": True,
+        "fresh": {"pooled": {"return": estimate(15.0), "constraints": [first]}},
+        "certificates": {"0": {"word": "certified"}, "1": {"word": "refused"}},
+    }
+    rows = tables.leaderboard({"SafetyPointGoal1-tqpo-90-fast": cell}).rows
+    assert (rows[0][1], rows[0][3], rows[0][-1]) == ("90%", "15.0 [14.0, 16.0]", "1 of 2")
+    assert rows[1] == ("SafetyPointGoal1", "–", "PPOLag, OmniSafe", "13", "–", "26", "–")
+    assert len(rows) == 5
+
+
+def test_figures_show_the_limit_that_was_asked_for():
+    cell = {
+        "settings": {"algo": "tqpo", "preset": "fast", "safety": 0.9, "config": {"constraints": [{"limit": 25.0}]}},
+        "curves": {"every": 1, "steps_per_iteration": 10, "return_mean": [[1.0]], "episode_cost_mean": [[20.0]]},
+    }
+    assert figures.curve_of(cell).info.cost_limit == 25.0

@@ -113,7 +113,7 @@ class Task:
             raise ConfigError(
                 f"{self.config.loose} free boxes have no JAX physics, for they can touch each other; with MuJoCo: "
                 'gymnasium.make("tqpo/SafetyPointGoal2-v0", physics="mujoco"), or '
-                "tqpo train gym:tqpo/SafetyPointGoal2-v0 --task-set physics=mujoco --vector async"
+                "tqpo train gym:tqpo.envs.gymnasium:tqpo/SafetyPointGoal2-v0 --task-set physics=mujoco --vector async"
             )
 
     def reset(self, key: Key) -> tuple[State, Array]:
