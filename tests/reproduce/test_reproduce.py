@@ -17,7 +17,7 @@ from tqpo import store
 from tqpo.algorithms.presets import PRESETS
 from tqpo.errors import ConfigError, Interrupted, TqpoError, UnknownNameError
 from tqpo.networks import NetworkSpec
-from tqpo.reproduce import cells, document, figures, groups, judge, tables
+from tqpo.reproduce import cells, document, figures, groups, judge, learners, tables
 from tqpo.reproduce.cells import Plan
 from tqpo.reproduce.paper import SETS, TABLE1, TABLE2, Cell
 from tqpo.training import loop
@@ -375,3 +375,15 @@ def test_figures_show_the_limit_that_was_asked_for():
         "curves": {"every": 1, "steps_per_iteration": 10, "return_mean": [[1.0]], "episode_cost_mean": [[20.0]]},
     }
     assert figures.curve_of(cell).info.cost_limit == 25.0
+
+
+@pytest.mark.slow
+def test_training_is_measured_beside_another_checkout(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "bench.json"
+    small = ["--set", "n_envs=2", "n_steps=16", "--episodes", "2", "--rounds", "1"]
+    here = pathlib.Path(learners.__file__).parents[3]
+    code, *_ = call(monkeypatch, capsys, "bench", "learners", *small, "--against", here, "--out", out)
+    assert code == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert {"this", "other", "ratio"} <= row.keys()
+    assert all(row[name][f"{part}_s"] >= 0 for name in ("this", "other") for part in learners.PARTS)

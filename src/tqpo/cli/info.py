@@ -3,10 +3,11 @@
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 from tyro.conf import Positional
 
-from tqpo.cli.common import File, Text, new_table, wide_console
+from tqpo.cli.common import File, Settings, Text, assignments, new_table, wide_console
 from tqpo.errors import ConfigError
 
 
@@ -49,34 +50,53 @@ class Algorithms:
 
 @dataclasses.dataclass
 class Bench:
-    """Measure environment steps per second: JAX tasks, MuJoCo twin and Safety-Gymnasium, in one run."""
+    """Measure speed: environment steps of JAX tasks, MuJoCo twin and Safety-Gymnasium, or the parts of a training iteration."""
 
     what: Positional[str] = "envs"
-    """What to measure: envs."""
-    tasks: tuple[str, ...] = ("SimpleEnv", "DynamicEnv", "GremlinEnv")
-    """Which tasks; by default those of the paper."""
+    """What to measure: envs or learners."""
+    tasks: tuple[str, ...] = ()
+    """Which tasks; by default those of the paper, of learners SimpleEnv."""
     batches: tuple[int, ...] = (64, 256, 1024, 4096, 16384)
-    """Numbers of environments stepped at once."""
+    """Of envs: numbers of environments stepped at once."""
     seconds: float = 2.0
-    """Time for each measurement, at least."""
+    """Of envs: time for each measurement, at least."""
     twin: bool = True
-    """Also measure the MuJoCo twin in one process."""
+    """Of envs: also measure the MuJoCo twin in one process."""
     original: Text = None
-    """A Python with Safety-Gymnasium, to measure that too; by default that of make safety-gymnasium, if it is there."""
+    """Of envs: a Python with Safety-Gymnasium, to measure that too; by default that of make safety-gymnasium, if it is there."""
+    algo: str = "tqpo"
+    """Of learners: an algorithm or a variant."""
+    preset: str = "fast"
+    """Of learners: its settings."""
+    runs: tuple[int, ...] = (1,)
+    """Of learners: numbers of runs trained together."""
+    set: Settings = ()
+    """Of learners: settings other than the preset's, e.g. n_envs=1024."""
+    episodes: int = 1000
+    """Of learners: fresh episodes of each run's policy that are timed."""
+    rounds: int = 7
+    """Of learners: turns of each measurement; medians are reported."""
+    against: File = None
+    """Of learners: another checkout of this package, measured in turn with this one."""
     out: File = None
     """Write the numbers as JSON here."""
 
     def __call__(self) -> None:
-        from tqpo.reproduce.bench import bench_envs
-
-        if self.what != "envs":
-            raise ConfigError(f"bench {self.what!r}: there is envs")
-        usual = pathlib.Path(".venv-safety-gymnasium/bin/python")
-        original = self.original or (str(usual) if usual.exists() else None)
-        result = bench_envs(self.tasks, self.batches, self.seconds, self.twin, original)
+        measures = {"envs": self._envs, "learners": self._learners}
+        if self.what not in measures:
+            raise ConfigError(f"bench {self.what!r}: there is {' and '.join(measures)}")
+        result = measures[self.what]()
         if self.out:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self.out.write_text(json.dumps(result, indent=1) + "\n")
+
+    def _envs(self) -> dict[str, Any]:
+        from tqpo.reproduce.bench import bench_envs
+
+        usual = pathlib.Path(".venv-safety-gymnasium/bin/python")
+        original = self.original or (str(usual) if usual.exists() else None)
+        tasks = self.tasks or ("SimpleEnv", "DynamicEnv", "GremlinEnv")
+        result = bench_envs(tasks, self.batches, self.seconds, self.twin, original)
         numbers = ("environments", "JAX", "compile [s]", "MuJoCo twin", "JAX / twin", "Safety-Gymnasium", "JAX / it")
         title = f"Environment steps per second ({result['provenance']['hardware']['device']})"
         table = new_table(title, ("task", *numbers), numbers)
@@ -91,3 +111,27 @@ class Bench:
             if "jax" not in entry:
                 table.add_row(name, "", "no JAX physics", "", *others)
         wide_console().print(table)
+        return result
+
+    def _learners(self) -> dict[str, Any]:
+        from tqpo.reproduce.learners import PARTS, bench_learners
+
+        job = {"algo": self.algo, "preset": self.preset, "settings": assignments(self.set), "episodes": self.episodes}
+        tasks = self.tasks or ("SimpleEnv",)
+        specs = [{"task": task, "runs": runs} | job for task in tasks for runs in self.runs]
+        result = bench_learners(specs, self.rounds, self.against)
+        numbers = (*(f"{part} [ms]" for part in PARTS), "steps/s", "start [s]")
+        title = f"An iteration of {self.algo} ({self.preset}, {result['provenance']['hardware']['device']})"
+        table = new_table(title, ("task", "runs", "package", *numbers), numbers)
+        for row in result["rows"]:
+            for name in ("this", "other") if self.against else ("this",):
+                seen = row[name]
+                times = [f"{1e3 * seen[f'{part}_s']:,.1f}" for part in PARTS]
+                table.add_row(
+                    row["task"], str(row["runs"]), name, *times, f"{seen['steps_per_s']:,.0f}", f"{seen['start_s']:.0f}"
+                )
+            if self.against:
+                times = [f"{row['ratio'][part]:.2f}×" if part in row["ratio"] else "" for part in PARTS]
+                table.add_row("", "", "other / this", *times, "", "", style="bold")
+        wide_console().print(table)
+        return result
