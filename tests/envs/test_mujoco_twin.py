@@ -74,7 +74,7 @@ def at_pillar(state) -> bool:
     """Whether the robot or a box might touch a pillar in this step: MuJoCo finds those contacts by iteration."""
     if state.pillars is None:
         return False
-    places = ((state.boxes.pos[:, None, :2], 1.0), (state.pose[None, None, :2], 0.45))
+    places = ((state.boxes.pos[:, None, :2], 0.75), (state.pose[None, None, :2], 0.45))
     return any(np.min(np.linalg.norm(state.pillars - place, axis=-1)) < reach for place, reach in places)
 
 
