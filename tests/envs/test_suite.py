@@ -26,7 +26,7 @@ def test_every_task_of_the_suite_is_recorded():
     assert set(SUITE) == set(RECORDED)
 
 
-@pytest.mark.parametrize("name", most(SUITE, "SafetyPoint"))
+@pytest.mark.parametrize("name", most(SUITE, "SafetyPoint", every=True))
 def test_layouts_are_distributed_alike(name):
     """Two-sample Kolmogorov–Smirnov over 2,000 starts of each side; over fewer where few tries find room for all."""
     with np.load(DATA) as file:
@@ -48,22 +48,23 @@ def test_layouts_are_distributed_alike(name):
         assert ks_2samp(UNIT * np.round(ours[key] / UNIT), samples).pvalue > 1e-4, key
 
 
-@pytest.mark.parametrize("name", most(SUITE, "SafetyPoint"))
+@pytest.mark.parametrize("name", most(SUITE, "SafetyPoint", every=True))
 def test_steps_are_those_of_the_original(name):
     """From the recorded states. Steps that touch a gremlin are left out: those differ between versions of MuJoCo.
 
-    In the first step of an episode gremlins leave the floor, which holds them back a little only in the original.
+    In the first step of an episode gremlins leave the floor, which holds them back a little only in the original. The
+    contact of the robot's cube with a pillar is found by iteration, differently in each version.
     """
     recorded = original.load(DATA)[name]
     repeat = original.by_jax if SUITE[name].loose < 2 else original.by_twin
     found = original.compare(SUITE[name], recorded, repeat(SUITE[name], recorded))
     assert found["reward"] <= original.REWARD
     assert found["equal_cost"] >= 0.99
-    assert found["obs_p99"] <= (5e-3 if SUITE[name].gremlins else 1e-4)
+    assert found["obs_p99"] <= (5e-3 if SUITE[name].gremlins else 5e-2 if SUITE[name].pillars else 1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SUITE)
+@pytest.mark.parametrize("name", [name for name, config in SUITE.items() if config.loose < 2])
 def test_ten_thousand_random_steps_are_finite(name):
     compiled, count = programs(Task(SUITE[name]), batched=True), 100
     keys = jax.random.split(jax.random.key(0), count)

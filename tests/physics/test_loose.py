@@ -95,7 +95,9 @@ def test_a_box_settles_as_mujoco_lets_it(x64):
     for _ in range(10):
         twin.step(np.zeros(2))
         boxes = settle(config.robot, VASE, boxes)
-    assert not np.any(unsettled(config.robot, VASE, jnp.full((1, 3), 9.0), jnp.zeros((1, 3)), boxes))
+    far, still, nothing = jnp.full((1, 3), 9.0), jnp.zeros((1, 3)), jnp.zeros((1, 0, 2))
+    assert not np.any(unsettled(config.robot, VASE, 0.2, far, still, boxes, nothing))
+    assert np.all(unsettled(config.robot, VASE, 0.2, far, still, boxes, boxes.pos[..., :2] + 0.2))
     np.testing.assert_allclose(boxes.pos[0], twin.get_state().boxes.pos, atol=1e-12)
 
 

@@ -92,7 +92,7 @@ def weld_pallas(
 def pair_body(solve, near, index, *refs) -> None:
     """The inputs; then seven outputs, which hold the uncoupled motion until they are overwritten.
 
-    `solve(pose, velocity, control, body, box, scalars, *refs)` gets the refs after the boxes', and how to read them.
+    `solve(pose, velocity, control, body, (row, box), scalars, *refs)` gets the refs after the boxes', and how to read them.
     """
     pose, velocity, control, pos, quat, vel, *others = refs[:-14]
     out_pose, out_velocity, out_accel, out_pos, out_quat, out_vel, out_touching = refs[-7:]
@@ -109,7 +109,7 @@ def pair_body(solve, near, index, *refs) -> None:
             scalars(pos, 3, box), scalars(quat, 4, box), *(scalars(vel, 6, box)[s] for s in (slice(3), slice(3, 6)))
         )
         state = scalars(pose, 3), scalars(velocity, 3), scalars(control, 2)
-        pair = solve(*state, body, box, scalars, *others)
+        pair = solve(*state, body, (row, box), scalars, *others)
         robot_parts = ((out_pose, pair.pose), (out_velocity, pair.velocity), (out_accel, pair.acceleration))
         for ref, values in robot_parts:
             for i, value in enumerate(values):
@@ -148,9 +148,10 @@ def push_pallas(fixture: Fixture, scene: Scene) -> BoxMotion:
     welded = weld_pallas(robot, model, travel, boxes, gremlins, time)
     index, near = nearest(fixture, scene)
 
-    def solve(pose, velocity, control, body, box, scalars, gremlins, time, *spheres):
+    def solve(pose, velocity, control, body, place, scalars, gremlins, time, *spheres):
+        row, box = place
         x, y, yaw = scalars(gremlins, 3, box)
-        circle = Circle((x, y), yaw, jnp.full((1, 1), time[pl.program_id(0)]))
+        circle = Circle((x, y), yaw, jnp.full((1, 1), time[row]))
         fixed = Fixed([scalars(spheres[0], 2, k) for k in range(count)], radius)
         return solve_pair(robot, model, travel, pose, velocity, control, body, circle, fixed)
 
@@ -171,9 +172,9 @@ def shove_pallas(
     """As `shove.shove_xla`."""
     n, count = pillars.shape[:2]
     free = drive_pallas(robot, radius, pose, velocity, control, pillars)
-    near = unsettled(robot, model, pose, velocity, boxes)[:, 0]
+    near = unsettled(robot, model, radius, pose, velocity, boxes, pillars)[:, 0]
 
-    def solve(pose, velocity, control, body, box, scalars, *pillars):
+    def solve(pose, velocity, control, body, _, scalars, *pillars):
         places = [scalars(pillars[0], 2, k) for k in range(count)]
         return solve_loose(robot, model, radius, pose, velocity, control, body, places)
 

@@ -15,7 +15,7 @@ left are contacts, in a fixed number of slots (P parts; `Slots`):
 | | MuJoCo | here |
 |---|---|---|
 | the robot's cube and two of the posts | possible | the nearest: the gap between posts is wider than the cube |
-| a pillar and the box | one point, found by iteration | the deeper end of the box's edge or face |
+| a pillar and the box | one point, found by iteration | the deeper end of the box's edge or face (`pillar_contacts`) |
 """
 
 import math
@@ -80,6 +80,14 @@ class LooseBox:
     def reach(self) -> float:
         """The farthest corner from the centre, m."""
         return max(math.hypot(*(abs(o) + h for o, h in zip(*part, strict=True))) for part in self.parts)
+
+    @property
+    def footprint(self) -> float:
+        """The farthest corner from the middle, seen from above, m."""
+        return max(
+            math.hypot(*(abs(o) + h for o, h in zip(part.offset[:2], part.half[:2], strict=True)))
+            for part in self.parts
+        )
 
     @cached_property
     def masses(self) -> list[float]:
@@ -167,20 +175,31 @@ def floor_contacts(robot: PlanarRobot, half: Vec, centre: Vec, axes: Axes, numbe
 
 
 def pillar_contacts(radius: float, half: Vec, centre: Vec, axes: Axes, place: Vec) -> Contacts:
-    """A standing cylinder against a part: its lower and upper end cut level, the deeper of the two."""
+    """A standing cylinder against a part: its lower and upper end cut level, the deeper of the two.
+
+    A part that is tilted by more than 25° meets a sphere of that radius at its own height instead.
+    """
+    zero = jnp.zeros_like(centre[0])
+    level = jnp.where(jnp.abs(axes[2][2]) > 0.9, 1.0, 0.0)
+    flat = [scale(1.0 / jnp.sqrt(axis[0] ** 2 + axis[1] ** 2 + (1.0 - level)), axis) for axis in axes[:2]]
+    upright = (*((x, y, zero) for x, y, _ in flat), (zero, zero, zero + 1.0))
 
     def cut(end: float) -> tuple[Array, Vec, Vec]:
         at = add(centre, scale(end * half[2], axes[2]))
-        flat = tuple((axis[0], axis[1], jnp.zeros_like(axis[0])) for axis in axes[:2])
-        upright = (*flat, (jnp.zeros_like(at[0]), jnp.zeros_like(at[0]), jnp.ones_like(at[0])))
-        gap = (at[0] - place[0], at[1] - place[1], jnp.zeros_like(at[0]))
-        dist, point, normal = sphere_contact(radius, (half[0], half[1], 1.0), gap, upright)  # pyright: ignore[reportArgumentType]
+        gap = (at[0] - place[0], at[1] - place[1], zero)
+        dist, point, normal = sphere_contact(radius, (half[0], half[1], 1.0), gap, upright)
         return dist, (point[0] + place[0], point[1] + place[1], at[2]), normal
 
     low, high = cut(-1.0), cut(1.0)
     deeper = high[0] < low[0]
-    dist = jnp.where(deeper, high[0], low[0])
-    return Contacts(dist, where(deeper, high[1], low[1]), where(deeper, high[2], low[2]), dist < 0)
+    beside = sphere_contact(radius, half, (centre[0] - place[0], centre[1] - place[1], zero), axes)
+    shifted = add(beside[1], (place[0] + zero, place[1] + zero, centre[2]))
+    chosen = [jax.tree.map(lambda a, b: jnp.where(deeper, a, b), a, b) for a, b in zip(high, low, strict=True)]
+    other = (beside[0], shifted, beside[2])
+    dist, point, normal = (
+        jax.tree.map(lambda a, b: jnp.where(level > 0, a, b), a, b) for a, b in zip(chosen, other, strict=True)
+    )
+    return Contacts(dist, point, normal, dist < 0)
 
 
 def own_contacts(robot: PlanarRobot, radius: float, place: Vec, number: Array) -> Contacts:

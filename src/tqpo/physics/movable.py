@@ -25,7 +25,7 @@ Arrays hold one number per environment and have shape [..., 1].
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -328,33 +328,11 @@ def pairwise_friction(robot: PlanarRobot, model: BoxModel, fixed: Fixed, dist: A
     return tuple(out)
 
 
-class Whitened(Protocol):
-    """What `contact_problem` needs of S⁻¹."""
-
-    @property
-    def robot(self) -> tuple[float, float, float]: ...
-
-    @property
-    def linear(self) -> Any: ...
-
-    def turn(self, v: Vec) -> Vec: ...
-
-
-class Soft(Protocol):
-    """What it needs of a box."""
-
-    @property
-    def mass(self) -> float: ...
-
-    @property
-    def contact(self) -> Softness: ...
-
-
 def contact_problem(
     robot: PlanarRobot,
-    model: Soft,
+    model: Any,  # a box with mass and contact
     frame: Frame,
-    scales: Whitened,
+    scales: Any,  # S⁻¹ with robot, linear and turn
     contact: Contacts,
     centre: Vec,
     drive: tuple[Vec, Vec, Vec],

@@ -113,11 +113,20 @@ def solve_pair(
 ):
     """An environment step of the robot and one box together, by components [..., 1]."""
 
-    def one(i, state):
-        pose, velocity, body, *_, effort = state
+    def feel(i, pose, velocity, body, effort):
         during = jnp.minimum(i, robot.substeps - 1) * robot.timestep  # the mocap stays until the next step
         goal = target(model, travel, circle, during)
-        felt = movable.coupled_acceleration(robot, model, pose, velocity, control, body, goal, effort, fixed)
+        return movable.coupled_acceleration(robot, model, pose, velocity, control, body, goal, effort, fixed)
+
+    return run_pair(robot, feel, pose, velocity, body)
+
+
+def run_pair(robot: PlanarRobot, feel, pose, velocity, body: Body) -> Pair:
+    """The ten steps of robot and box; `feel(i, pose, velocity, body, effort)` gives their accelerations in step i."""
+
+    def one(i, state):
+        pose, velocity, body, *_, effort = state
+        felt = feel(i, pose, velocity, body, effort)
         moved = (
             *planar.integrate(robot, pose, velocity, felt.robot),
             movable.integrate(body, felt.linear, felt.angular, robot.timestep),

@@ -5,16 +5,15 @@ the motion of the robot alone (`drive.py`); the others are solved with `loose.py
 between this and a GPU kernel.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tqpo.physics import loose, movable, planar
+from tqpo.physics import loose
 from tqpo.physics.drive import components, drive_xla, on_some, robot_travel
 from tqpo.physics.loose import LooseBox
 from tqpo.physics.movable import Body, Boxes
 from tqpo.physics.planar import PlanarRobot, Points
-from tqpo.physics.push import BoxMotion, Pair, as_body, as_boxes
+from tqpo.physics.push import BoxMotion, Pair, as_body, as_boxes, run_pair
 from tqpo.types import Array
 
 CHUNK = 8  # pairs of robot and box that are solved together on the xla path
@@ -25,22 +24,10 @@ def solve_loose(
 ) -> Pair:
     """An environment step of the robot and one box together, by components [..., 1]."""
 
-    def one(i, state):
-        pose, velocity, body, *_, effort = state
-        felt = loose.coupled_acceleration(robot, model, pose, velocity, control, body, pillars, radius, effort)
-        moved = (
-            *planar.integrate(robot, pose, velocity, felt.robot),
-            movable.integrate(body, felt.linear, felt.angular, robot.timestep),
-        )
-        here = (pose, velocity, body)
-        state = jax.tree.map(lambda new, old: jnp.where(i < robot.substeps, new, old), moved, here)
-        return *state, felt.robot, felt.touching, felt.effort
+    def feel(_, pose, velocity, body, effort):
+        return loose.coupled_acceleration(robot, model, pose, velocity, control, body, pillars, radius, effort)
 
-    zero = jnp.zeros_like(pose[0])
-    start = (pose, velocity, body, (zero,) * 3, zero > 0, (zero,) * 9)
-    # One round more than there are steps: the last only feels the acceleration at the end.
-    pose, velocity, body, accel, touching, _ = lax.fori_loop(0, robot.substeps + 1, one, start)
-    return Pair(pose, velocity, accel, body, touching)
+    return run_pair(robot, feel, pose, velocity, body)
 
 
 def settle(robot: PlanarRobot, model: LooseBox, boxes: Boxes) -> Boxes:
@@ -61,15 +48,21 @@ def settle(robot: PlanarRobot, model: LooseBox, boxes: Boxes) -> Boxes:
     return boxes._replace(pos=boxes.pos.at[..., 2].set(z), vel=jnp.zeros_like(boxes.vel).at[..., 2].set(v))
 
 
-def unsettled(robot: PlanarRobot, model: LooseBox, pose: Array, velocity: Array, boxes: Boxes) -> Array:
-    """[N, B] which boxes slide, turn or tilt, or might be reached by the robot within the step: a bound, never too small."""
+def unsettled(
+    robot: PlanarRobot, model: LooseBox, radius: float, pose: Array, velocity: Array, boxes: Boxes, pillars: Array
+) -> Array:
+    """[N, B] which boxes slide, turn or tilt, or might touch the robot or a pillar in this step: a bound, never too small."""
     slow, level = (1e-12, 1e-12) if pose.dtype == jnp.float64 else (1e-5, 2e-6)
     sliding, turning = (jnp.max(jnp.abs(boxes.vel[..., part]), axis=-1) for part in (slice(2), slice(3, 6)))
     moving = (sliding > slow) | (turning > 10.0 * slow)  # m/s, rad/s
     moving |= jnp.max(jnp.abs(boxes.quat[..., 1:3]), axis=-1) > level
-    distance = jnp.linalg.norm(boxes.pos[..., :2] - pose[:, None, :2], axis=-1)
     reach, travel = robot_travel(robot, velocity)
-    return moving | (distance < (reach + travel)[:, None] + model.reach + 1e-3)
+    distance = jnp.linalg.norm(boxes.pos[..., :2] - pose[:, None, :2], axis=-1)
+    moving |= distance < (reach + travel)[:, None] + model.reach + 1e-3
+    if pillars.shape[1]:
+        gaps = jnp.linalg.norm(boxes.pos[:, :, None, :2] - pillars[:, None], axis=-1)  # [N, B, P]
+        moving |= jnp.min(gaps, axis=-1) < radius + model.footprint + 1e-3
+    return moving
 
 
 def shove_xla(
@@ -84,7 +77,7 @@ def shove_xla(
 ) -> BoxMotion:
     """Robots and their box after a step, [N, …]."""
     free = drive_xla(robot, radius, pose, velocity, control, pillars)
-    active = unsettled(robot, model, pose, velocity, boxes)[:, 0]
+    active = unsettled(robot, model, radius, pose, velocity, boxes, pillars)[:, 0]
     mine = Boxes(*(x[:, 0] for x in boxes))
     settled = Boxes(*(x[:, 0] for x in settle(robot, model, boxes)))
 
