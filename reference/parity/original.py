@@ -28,9 +28,10 @@ from tqpo.types import Step
 REWARD = 1e-4  # what two rewards may differ by
 FREE_BOXES = """
 Vases and the box to push agree though their contacts are those of another MuJoCo: with vases touched or in motion the
-reward differs by 4e-6 at most, and every cost is equal (Goal2 by the twin alone). The first 2 ms of a push episode depend
-on rounding in the original, where the box starts at a distance of 0 from the floor. What is beyond 1e-4 or unequal in
-Push2, 3 and 2 steps, lies at a pillar: its contact with the robot's cube is found by iteration, and differently."""
+reward differs by 4e-6 at most, and every cost is equal (Goal2 by the twin alone). The first 2 ms of a push episode
+depend on rounding in the original, where the box starts at a distance of 0 from the floor. What is beyond 1e-4 or
+unequal in Push2, 3 and 2 steps, lies at a pillar: its contact with the robot's cube is found by iteration, and
+differently."""
 
 
 def suite() -> dict[str, TaskConfig]:
@@ -155,8 +156,8 @@ Episodes of Safety-Gymnasium itself, driven at what its lidars see and at random
 recorded state, by the JAX task in double precision, and by its MuJoCo twin on today's MuJoCo: where both differ from
 the recording alike, the version of MuJoCo makes the difference. Columns have the largest difference, but for the one
 that says 99 %. Where a goal is reached, the next one is drawn at random, and its lidar is not compared. Steps that
-begin or end in contact with a gremlin, or with a vase or the box to push touched or in motion, have columns of their own
-and are left out of the others.
+begin or end in contact with a gremlin, or with a vase or the box to push touched or in motion, have columns of their
+own and are left out of the others.
 
 Contacts of a gremlin differ because MuJoCo's box–box collider does: under MuJoCo 2.3.3 our model gives, from those
 very states, the recorded velocities within 1.4e-12 at the median and 3.8e-3 at worst, and every cost of gremlins (442
