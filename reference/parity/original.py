@@ -29,9 +29,9 @@ REWARD = 1e-4  # what two rewards may differ by
 FREE_BOXES = """
 Vases and the box to push agree though their contacts are those of another MuJoCo: with vases touched or in motion the
 reward differs by 4e-6 at most, and every cost is equal (Goal2 by the twin alone). The first 2 ms of a push episode
-depend on rounding in the original, where the box starts at a distance of 0 from the floor. What is beyond 1e-4 or
-unequal in Push2, 3 and 2 steps, lies at a pillar: its contact with the robot's cube is found by iteration, and
-differently."""
+depend on rounding in the original, where the box starts at a distance of 0 from the floor. In Push2
+three rewards are beyond 1e-4 and two costs unequal. Pillars stand nearby in some of these steps, whose contact with the
+robot's cube MuJoCo finds by iteration; the cause was not established for each."""
 
 
 def suite() -> dict[str, TaskConfig]:
