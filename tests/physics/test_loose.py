@@ -17,7 +17,7 @@ from tqpo.errors import ConfigError
 from tqpo.physics import kernel
 from tqpo.physics.dispatch import make_shove
 from tqpo.physics.loose import PUSH_BOX, VASE
-from tqpo.physics.shove import settle, shove_xla, unsettled
+from tqpo.physics.shove import Scene, settle, shove_xla, unsettled
 
 COUNT = 64
 WITH_PILLAR = pytest.param("SafetyPointPush1", marks=pytest.mark.slow)
@@ -110,7 +110,7 @@ def test_the_kernel_is_xla(monkeypatch, name):
         pillars = np.zeros((16, 0, 2)) if state.pillars is None else state.pillars
         args = jax.tree.map(jnp.asarray, (state.pose, state.velocity, np.full((16, 2), 0.3), state.boxes, pillars))
         plain, by_kernel = (
-            partial(f, config.robot, config.loose_model, config.pillar_radius)(*args)
+            partial(f, config.robot, config.loose_model, config.pillar_radius)(Scene(*args))
             for f in (jax.jit(shove_xla, static_argnums=(0, 1, 2)), kernel.shove_pallas)
         )
     jax.tree.map(partial(np.testing.assert_allclose, rtol=0, atol=1e-8), by_kernel, plain)

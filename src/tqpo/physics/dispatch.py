@@ -13,12 +13,12 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from tqpo.errors import ConfigError
+from tqpo.physics import shove
 from tqpo.physics.drive import Motion, drive_xla, solve
 from tqpo.physics.loose import LooseBox
 from tqpo.physics.movable import BoxModel
 from tqpo.physics.planar import PlanarRobot
 from tqpo.physics.push import BoxMotion, Fixture, Scene, push_xla
-from tqpo.physics.shove import shove_xla
 from tqpo.types import Array
 
 
@@ -111,8 +111,8 @@ def shove_flat(robot: PlanarRobot, model: LooseBox, radius: float, *arrays) -> B
     if path() == "pallas":
         from tqpo.physics.kernel import shove_pallas
 
-        return shove_pallas(robot, model, radius, *arrays)
-    return shove_xla(robot, model, radius, *arrays)
+        return shove_pallas(robot, model, radius, shove.Scene(*arrays))
+    return shove.shove_xla(robot, model, radius, shove.Scene(*arrays))
 
 
 def make_shove(robot: PlanarRobot, model: LooseBox, radius: float):

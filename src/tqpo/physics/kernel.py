@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from tqpo.physics import planar
+from tqpo.physics import planar, shove
 from tqpo.physics.drive import Motion
 from tqpo.physics.loose import LooseBox
 from tqpo.physics.movable import Body, Boxes, BoxModel, Fixed
@@ -159,17 +159,9 @@ def push_pallas(fixture: Fixture, scene: Scene) -> BoxMotion:
     return pairs(solve, near, index, inputs, (*free, *welded, jnp.zeros(n, jnp.int32)), "pair")
 
 
-def shove_pallas(
-    robot: PlanarRobot,
-    model: LooseBox,
-    radius: float,
-    pose: Array,
-    velocity: Array,
-    control: Array,
-    boxes: Boxes,
-    pillars,
-) -> BoxMotion:
+def shove_pallas(robot: PlanarRobot, model: LooseBox, radius: float, scene: shove.Scene) -> BoxMotion:
     """As `shove.shove_xla`."""
+    pose, velocity, control, boxes, pillars = scene
     n, count = pillars.shape[:2]
     free = drive_pallas(robot, radius, pose, velocity, control, pillars)
     near = unsettled(robot, model, radius, pose, velocity, boxes, pillars)[:, 0]

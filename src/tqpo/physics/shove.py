@@ -5,6 +5,8 @@ the motion of the robot alone (`drive.py`); the others are solved with `loose.py
 between this and a GPU kernel.
 """
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import lax
 
@@ -17,6 +19,16 @@ from tqpo.physics.push import BoxMotion, Pair, as_body, as_boxes, run_pair
 from tqpo.types import Array
 
 CHUNK = 8  # pairs of robot and box that are solved together on the xla path
+
+
+class Scene(NamedTuple):
+    """A flat batch of robots, boxes and pillars before a step."""
+
+    pose: Array  # [N, 3]
+    velocity: Array  # [N, 3]
+    control: Array  # [N, 2]
+    boxes: Boxes  # [N, B, …]
+    pillars: Array  # [N, P, 2]
 
 
 def solve_loose(
@@ -65,17 +77,9 @@ def unsettled(
     return moving
 
 
-def shove_xla(
-    robot: PlanarRobot,
-    model: LooseBox,
-    radius: float,
-    pose: Array,
-    velocity: Array,
-    control: Array,
-    boxes: Boxes,
-    pillars,
-) -> BoxMotion:
-    """Robots and their box after a step, [N, …]."""
+def shove_xla(robot: PlanarRobot, model: LooseBox, radius: float, scene: Scene) -> BoxMotion:
+    """Robots and their box after a step, [N, …]; pillars have this radius."""
+    pose, velocity, control, boxes, pillars = scene
     free = drive_xla(robot, radius, pose, velocity, control, pillars)
     active = unsettled(robot, model, radius, pose, velocity, boxes, pillars)[:, 0]
     mine = Boxes(*(x[:, 0] for x in boxes))
