@@ -54,7 +54,7 @@ GROUPS = ".groups"
 PARTIAL_EVERY = 5  # chunks between two writings of what is known so far
 PILOT_EPISODES = 2000  # of each snapshot that a policy is chosen from
 DIAL_PILOT_EPISODES = 500  # of each position of a dial
-TEST_EPISODES = 20_000  # at most, of all snapshots of a seed together
+TEST_EPISODES = 8_000  # at most, of all snapshots of a seed together: one that needs more is too near its level
 
 
 def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:
