@@ -98,7 +98,8 @@ PRESETS["fast"]["budget"] = replace(PRESETS["fast"]["budget"], learning_rate=8e-
 # What a preset changes in our own tasks.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {"released": {"next_button": "random", "late_cost": True}}
 
-# What `budget` and its variants change in a task with the preset fast. Gremlins move: there is more to tell apart.
+# What `budget` and its variants, but for the dial, change in a task with the preset fast. Gremlins move: there is more
+# to tell apart.
 BUDGET_ON: dict[str, dict[str, Any]] = {"GremlinEnv": {"hidden": (256, 256)}}
 
 # What a preset changes for environments on the host, whose steps are dear: fewer of them, used more often.
@@ -158,7 +159,7 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
     "qcpo-tilt": ("quantile", "QCPO with TQPO's tilt"),
     "tqpo-observed": ("quantile", "TQPO that sees what is left of its cost limit"),
     "ppo-lag-observed": ("mean", "PPO-Lagrangian that sees what is left of its cost limit"),
-    "ppo-early": ("none", "PPO whose episodes end where the limit is reached"),
+    "ppo-early": ("none", "PPO whose training episodes end where the limit is reached"),
     "budget-dial": ("quantile", "budget whose one run passes every level and keeps a policy for each"),
     "budget-blind": ("quantile", "budget without what is left of the limit in its observation"),
     "budget-no-homotopy": ("quantile", "budget held to its level from the first iteration on"),

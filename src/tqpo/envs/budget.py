@@ -136,8 +136,8 @@ class Budgeted:
 class BudgetedTwin:
     """The same for an environment in Python, `reset(key)` and `step(action)`, such as the MuJoCo twin."""
 
-    def __init__(self, make_env: Callable[[], Any], budget: Budget, ends: bool = False) -> None:
-        self.env, self.budget, self.ends = make_env(), budget, ends
+    def __init__(self, make_env: Callable[[], Any], budget: Budget) -> None:
+        self.env, self.budget = make_env(), budget
 
     def reset(self, key: Key) -> np.ndarray:
         self.spent, self.t = np.zeros(len(self.budget.limits)), 0
@@ -146,8 +146,7 @@ class BudgetedTwin:
     def step(self, action: np.ndarray) -> tuple[np.ndarray, Any, Any, Any, Any]:
         obs, reward, cost, terminated, truncated = self.env.step(action)
         self.spent, self.t = self.spent + np.asarray(cost)[np.array(self.budget.channels, int)], self.t + 1
-        reached = self.ends and bool(np.any(self.spent >= np.array(self.budget.limits)))
-        return self._observe(obs), reward, cost, terminated or reached, truncated
+        return self._observe(obs), reward, cost, terminated, truncated
 
     def _observe(self, obs: np.ndarray) -> np.ndarray:
         return np.concatenate([obs, self.budget.features(self.spent, self.t)])

@@ -26,7 +26,7 @@ def check_physics(env: Spec, physics: str, name: str = "this environment") -> No
 
 def with_budget(env: Spec, make_twin: Callable[[], Any]) -> Callable[[], Any]:
     """What makes a twin that shows its budget where the environment does."""
-    return eqx.Partial(BudgetedTwin, make_twin, env.budget, env.ends) if isinstance(env, Budgeted) else make_twin
+    return eqx.Partial(BudgetedTwin, make_twin, env.budget) if isinstance(env, Budgeted) else make_twin
 
 
 def twin_of(env: Spec) -> Callable[[], Any]:

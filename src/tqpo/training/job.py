@@ -141,9 +141,11 @@ class Job:
         if "iterations" in field_names(config):
             begun = self.first_steps or self.steps
             config = replace(config, iterations=math.ceil(begun / steps_of(config.learner)))
-        if config.learner.observe_budget:
-            env = observed(env, self.judged_by(config.constraints), config.learner.end_at_limit)
-        return Prepared(self, env, config, Group(env, self.base_algorithm, (config,) * len(self.seeds), self.seeds))
+        trained = env
+        if config.learner.observe_budget:  # where training ends episodes at the limit, those that judge it go on
+            bounds = self.judged_by(config.constraints)
+            env, trained = observed(env, bounds), observed(env, bounds, config.learner.end_at_limit)
+        return Prepared(self, env, config, Group(trained, self.base_algorithm, (config,) * len(self.seeds), self.seeds))
 
     def _changes(self, env: Spec) -> dict[str, Any]:
         """What the job changes in its preset."""
@@ -151,7 +153,7 @@ class Job:
         if self.constraints:
             usual = preset(self.preset, self.algo).constraints[0]
             asked = {"constraints": tuple(parse_constraint(text, env.cost_names, usual) for text in self.constraints)}
-        wide = self.preset == "fast" and self.base_algorithm == "budget"
+        wide = self.preset == "fast" and self.base_algorithm == "budget" and self.algo != "budget-dial"
         return asked | (BUDGET_ON.get(self.task, {}) if wide else {}) | dict(self.settings)
 
     def judged_by(self, constraints: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
@@ -211,7 +213,7 @@ class Prepared:
     """A job with its environment and its configuration. All else follows from them."""
 
     job: Job
-    env: Spec
+    env: Spec  # that judges policies
     config: Any
     group: Group  # of its seeds
 
