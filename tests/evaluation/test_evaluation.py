@@ -17,7 +17,7 @@ from tqpo.algorithms import rollout
 from tqpo.algorithms.settings import Constraint
 from tqpo.errors import ConfigError, EnvError, RenderError
 from tqpo.evaluation import episodes, host_episodes, summary
-from tqpo.evaluation.episodes import ActorPolicy, Totals, run_episodes
+from tqpo.evaluation.episodes import ActorPolicy, Totals, run_episodes, run_policies
 from tqpo.evaluation.host_episodes import run_twin
 from tqpo.host import batch
 from tqpo.host.probe import make_own
@@ -119,6 +119,18 @@ def test_batches_do_not_change_the_episodes():
     same(whole, parts)
     assert told == [(16, 50), (32, 50), (48, 50), (50, 50)]
     assert len(whole.returns) == 50
+
+
+def test_policies_run_together_as_they_run_alone(monkeypatch):
+    monkeypatch.setattr(episodes, "usual_batch", lambda _=1: 16)
+    policies, told = {"quiet": Noisy(jnp.asarray(0.1)), "loud": Noisy(jnp.asarray(2.0))}, []
+    keys = {"quiet": KEY, "loud": jax.random.key(8)}
+    for env in (TwoArms(), Counter()):
+        together = run_policies(env, policies, keys, 50, progress=lambda *x: told.append(x))
+        for name, totals in together.items():
+            same(totals, run_episodes(env, policies[name], keys[name], 50))
+    assert told[:2] == [(16, 100), (32, 100)]
+    assert told[-1] == (100, 100)
 
 
 def test_sampled_and_deterministic():

@@ -4,8 +4,10 @@ Episode i draws its start and its noise from the same keys whatever the batch si
 counted, so that long ones are not left out.
 """
 
+import collections
 import functools
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import equinox as eqx
@@ -130,31 +132,63 @@ def advance(env: Env, policy: Policy, deterministic: bool, now: Running) -> tupl
     return Running(env_state, step.obs, feedback(policy, carry, step.reward), now.key, alive, totals), step
 
 
-@eqx.filter_jit
-def _run_batch(env: Env, policy: Policy, key: Key, first: Array, size: int, deterministic: bool):
-    """Episodes first … first + size − 1, until the last of them has ended."""
-    running = jax.vmap(functools.partial(begin, env, policy, key))(first + jnp.arange(size))
-    step = jax.vmap(lambda now: advance(env, policy, deterministic, now)[0])
+def _until_over(env: Env, step: Callable[[Running], Running], running: Running):
+    """The totals of episodes that step together, until the last of them has ended."""
 
     def unfinished(state):
         t, running = state
         return (t < env.max_steps) & running.alive.any()
 
-    _, running = jax.lax.while_loop(unfinished, lambda state: (state[0] + 1, step(state[1])), (0, running))
-    return running.totals
+    return jax.lax.while_loop(unfinished, lambda state: (state[0] + 1, step(state[1])), (0, running))[1].totals
 
 
-def usual_batch() -> int:
-    """Episodes at a time that the device is good at."""
-    return 256 if jax.default_backend() == "cpu" else 4096
+@eqx.filter_jit
+def _run_batch(env: Env, policy: Policy, key: Key, first: Array, size: int, deterministic: bool):
+    """Episodes first … first + size − 1."""
+    running = jax.vmap(functools.partial(begin, env, policy, key))(first + jnp.arange(size))
+    return _until_over(env, jax.vmap(lambda now: advance(env, policy, deterministic, now)[0]), running)
+
+
+@eqx.filter_jit
+def _run_batch_of_each(env: Env, policies: PyTree, keys: Key, first: Array, size: int, deterministic: bool):
+    """The same episodes of each policy [P, …] with its key [P], in one loop."""
+
+    def begin_all(policy, key):
+        return jax.vmap(functools.partial(begin, env, policy, key))(first + jnp.arange(size))
+
+    def step_all(policy, running):
+        return jax.vmap(lambda now: advance(env, policy, deterministic, now)[0])(running)
+
+    running = jax.vmap(begin_all)(policies, keys)
+    return _until_over(env, lambda now: jax.vmap(step_all)(policies, now), running)
+
+
+def usual_batch(policies: int = 1) -> int:
+    """Episodes at a time that the device is good at, of all policies together."""
+    if jax.default_backend() == "cpu":
+        return 256
+    return 4096 if policies == 1 else 65_536
+
+
+def begun_ahead(parts: Iterable[Any]) -> Iterator[Any]:
+    """The parts in order. On a CPU the next ones are begun before one is waited for: a loop of small steps keeps one core
+    busy, several loops all of them."""
+    ahead = (os.cpu_count() or 1) - 1 if jax.default_backend() == "cpu" else 0
+    begun: collections.deque[Any] = collections.deque()
+    for part in parts:
+        begun.append(part)
+        if len(begun) > ahead:
+            yield begun.popleft()
+    yield from begun
 
 
 def stream(
     env: Env, policy: Policy, key: Key, episodes: int, batch: int, deterministic: bool = False
 ) -> Iterator[Totals]:
     """At most so many fresh episodes, `batch` of them at a time, for as long as one asks."""
-    for first in range(0, episodes, batch):
-        totals = _run_batch(env, policy, key, jnp.asarray(first), batch, deterministic)
+    starts = range(0, episodes, batch)
+    parts = (_run_batch(env, policy, key, jnp.asarray(first), batch, deterministic) for first in starts)
+    for first, totals in zip(starts, begun_ahead(parts), strict=True):
         yield Totals(*(np.asarray(x)[: episodes - first] for x in totals))
 
 
@@ -182,6 +216,32 @@ def run_episodes(
     check_count("episodes", episodes)
     batch = min(check_count("batch", batch or usual_batch()), episodes)
     return gather(stream(env, policy, key, episodes, batch, deterministic), episodes, progress)
+
+
+def run_policies(
+    env: Env,
+    policies: Mapping[Any, Policy],
+    keys: Mapping[Any, Key],
+    episodes: int,
+    *,
+    deterministic: bool = False,
+    progress: Progress | None = None,
+) -> dict[Any, Totals]:
+    """So many fresh episodes of each policy with its key, those of all policies in one loop. They agree in structure."""
+    check_count("episodes", episodes)
+    count = len(policies)
+    rounds = -(-episodes * count // usual_batch(count))
+    size = -(-episodes // rounds)  # equal parts: none is mostly made of episodes that nobody asked for
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *policies.values())
+    ordered = jnp.stack([keys[name] for name in policies])
+    starts, kept = range(0, episodes, size), []
+    parts = (_run_batch_of_each(env, stacked, ordered, jnp.asarray(i), size, deterministic) for i in starts)
+    for first, totals in zip(starts, begun_ahead(parts), strict=True):
+        kept.append([np.asarray(x)[:, : episodes - first] for x in totals])
+        if progress is not None:
+            progress(min(first + size, episodes) * count, episodes * count)
+    whole = [np.concatenate(x, 1) for x in zip(*kept, strict=True)]
+    return {name: Totals(*(x[i] for x in whole)) for i, name in enumerate(policies)}
 
 
 class Trace(NamedTuple):

@@ -1,7 +1,7 @@
 """Fresh episodes of a policy, wherever its environment runs: in JAX, in MuJoCo or on the host."""
 
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -11,7 +11,7 @@ from tqpo.envs.budget import Budgeted, BudgetedTwin, unwrapped
 from tqpo.errors import ConfigError
 from tqpo.evaluation import episodes as jax_episodes
 from tqpo.evaluation import host_episodes
-from tqpo.evaluation.episodes import Policy, Progress, Totals, run_episodes
+from tqpo.evaluation.episodes import ActorPolicy, Policy, Progress, Totals, run_episodes, run_policies
 from tqpo.types import Env, Key, Spec
 
 PHYSICS = ("jax", "mujoco")
@@ -73,3 +73,27 @@ def fresh_episodes(
         return run_episodes(env, policy, key, episodes, deterministic=deterministic, progress=progress), []
     host: Any = env
     return host_episodes.run_episodes(host, policy, key, episodes, deterministic=deterministic, progress=progress)
+
+
+def fresh_of_each(
+    env: Spec,
+    policies: Mapping[Any, ActorPolicy],
+    keys: Mapping[Any, Key],
+    episodes: int,
+    deterministic: bool = False,
+    progress: Progress | None = None,
+    physics: str = "jax",
+) -> tuple[dict[Any, Totals], list[str]]:
+    """`fresh_episodes` of each policy with its key; in JAX those of all policies are one program."""
+    if physics == "jax" and isinstance(env, Env):
+        return run_policies(env, policies, keys, episodes, deterministic=deterministic, progress=progress), []
+    found, faults = {}, []
+
+    def count(done: int, _: int) -> None:
+        if progress is not None:
+            progress(len(found) * episodes + done, len(policies) * episodes)
+
+    for name, policy in policies.items():
+        found[name], reports = fresh_episodes(env, policy, keys[name], episodes, deterministic, count, physics)
+        faults += reports
+    return found, faults

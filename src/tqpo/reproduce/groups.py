@@ -20,7 +20,7 @@ import jax
 
 from tqpo import store
 from tqpo.errors import StoreError, TqpoError
-from tqpo.evaluation.episodes import ActorPolicy, Totals, run_episodes
+from tqpo.evaluation.episodes import ActorPolicy, Totals, run_episodes, run_policies
 from tqpo.provenance import provenance
 from tqpo.reproduce.cells import Plan, metrics_of, policy_folder, read, result_of, summary, write
 from tqpo.reproduce.judge import Judge
@@ -31,7 +31,6 @@ from tqpo.sweep.cluster import Runner
 from tqpo.sweep.progress import JobsProgress
 from tqpo.sweep.work import when_free
 from tqpo.training import loop
-from tqpo.training.certificates import key_of
 from tqpo.training.choose import (
     ASKED_SEEDS,
     PILOT_SEED,
@@ -153,7 +152,7 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
                 own = {i: take_run(policies, k * len(plan.seeds) + j) for i, policies in snapshots.items()}
                 taken[seed], seen = own, None
                 if has_dial(first_cell.config):
-                    seen = look(first_cell, own, key_of(PILOT_SEED, seed), DIAL_PILOT_EPISODES)
+                    seen = look(first_cell, {seed: own}, PILOT_SEED, DIAL_PILOT_EPISODES)[seed]
                     dials[seed] = at_levels(plan, cell, own, seed, seen)
                 chosen[seed] = choose_one(plan, cell, own, seed, seen)
             keep_policies(plan, cell, taken, chosen)
@@ -240,9 +239,7 @@ def evaluate(plan: Plan, cell: Cell, policies: dict[int, ActorPolicy]) -> dict[s
     if not plan.episodes:
         return {"fresh": None, "judge": None, "discounted": None}
     env: Any = plan.prepare(cell).env
-    episodes = {
-        seed: run_episodes(env, policy, evaluation_key(seed), plan.episodes) for seed, policy in policies.items()
-    }
+    episodes = run_policies(env, policies, {seed: evaluation_key(seed) for seed in policies}, plan.episodes)
     judge = None
     if chosen := plan.judged(cell):
         judge = {"jax": summary(plan, cell, {seed: episodes[seed] for seed in chosen}), "mujoco": None}

@@ -16,8 +16,8 @@ from tqpo import store
 from tqpo.algorithms.settings import Constraint
 from tqpo.errors import StoreError
 from tqpo.evaluation.certificate import CONFIDENCE, Closing, claims_of, describe, examine
-from tqpo.evaluation.episodes import ActorPolicy, Policy, Totals
-from tqpo.evaluation.fresh import check_physics, fresh_episodes, stream
+from tqpo.evaluation.episodes import ActorPolicy, Totals
+from tqpo.evaluation.fresh import check_physics, fresh_of_each, stream
 from tqpo.maths import sequential, statistics
 from tqpo.training.certificates import (
     Asked,
@@ -33,7 +33,6 @@ from tqpo.training.certificates import (
 from tqpo.training.job import Prepared, has_dial, prepared_of
 from tqpo.training.policies import load_dial, load_policies, load_policy, save_policies
 from tqpo.training.progress import Say
-from tqpo.types import Key
 
 PILOT_SEED = 2_000_003  # these episodes share no key with training or evaluation
 TEST_SEED = 4_000_037  # nor these with any of them
@@ -62,10 +61,15 @@ def choose_policies(
     if len(snapshots) > 1:
         order = f"{prepared.selection_episodes} episodes each put them in order"
         say(f"choosing among {len(snapshots)} snapshots: {order}, at most {most:,} test them …")
+    owned = {
+        seed: {i: jax.tree.map(lambda x, at=place: x[at], policies) for i, policies in snapshots.items()}
+        for place, seed in enumerate(prepared.job.seeds)
+    }
+    size = prepared.selection_episodes
+    seen = look(prepared, owned, PILOT_SEED, size, tick) if len(snapshots) > 1 else {}
     chosen, kept, facts = [], [], []
-    for place, seed in enumerate(prepared.job.seeds):
-        own = {i: jax.tree.map(lambda x, at=place: x[at], policies) for i, policies in snapshots.items()}
-        choice = choose(prepared, own, seed, prepared.selection_episodes, most, tick=tick)
+    for seed, own in owned.items():
+        choice = choose(prepared, own, seed, size, most, seen=seen.get(seed), tick=tick)
         chosen.append(choice)
         kept.append(kept_of(prepared, own, choice))
         facts.append(fact_of(prepared, seed, own, choice))
@@ -146,7 +150,7 @@ def outcome(choice: Choice) -> str:
 
 def choose(
     prepared: Prepared,
-    candidates: Mapping[Any, Policy],
+    candidates: Mapping[Any, ActorPolicy],
     seed: int,
     pilot_episodes: int,
     most: int,
@@ -164,7 +168,7 @@ def choose(
     claims = tuple(claim for claim in claims if len(claim.names) == 1)
     size = pilot_episodes if len(labels) > 1 else 0
     if seen is None and size:
-        seen = look(prepared, candidates, key_of(roots[0], seed), size, tick)
+        seen = look(prepared, {seed: candidates}, roots[0], size, tick)[seed]
     pilots = [pilot(prepared, seen[x]) if seen else Pilot() for x in labels]
     order = [labels[i] for i in testing_order(pilots)]
     if not claims:
@@ -216,18 +220,22 @@ def load_snapshots(
 
 
 def look(
-    prepared: Prepared, candidates: Mapping[Any, Policy], key: Key, episodes: int, tick: Closing | None = None
-) -> dict[Any, Totals]:
-    """Fresh episodes of each candidate of a seed, the same ones for all."""
-    seen: dict[Any, Totals] = {}
+    prepared: Prepared,
+    owned: Mapping[int, Mapping[Any, ActorPolicy]],
+    root: int,
+    episodes: int,
+    tick: Closing | None = None,
+) -> dict[int, dict[Any, Totals]]:
+    """Fresh episodes of each seed's candidates, the same ones for all of a seed."""
+    policies = {(seed, label): policy for seed, own in owned.items() for label, policy in own.items()}
+    keys = {(seed, label): key_of(root, seed) for seed, label in policies}
 
-    def count(done: int, _: int) -> None:
+    def count(done: int, total: int) -> None:
         if tick is not None:
-            tick(len(seen) * episodes + done, len(candidates) * episodes, "to put them in order")
+            tick(done, total, "to put them in order")
 
-    for label, policy in candidates.items():
-        seen[label] = fresh_episodes(prepared.env, policy, key, episodes, progress=count)[0]
-    return seen
+    found, _ = fresh_of_each(prepared.env, policies, keys, episodes, progress=count)
+    return {seed: {label: found[seed, label] for label in own} for seed, own in owned.items()}
 
 
 def pilot(prepared: Prepared, totals: Totals) -> Pilot:

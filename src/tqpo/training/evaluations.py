@@ -10,7 +10,7 @@ from tqpo.envs import Task
 from tqpo.envs.budget import unwrapped
 from tqpo.evaluation import summary
 from tqpo.evaluation.episodes import Progress
-from tqpo.evaluation.fresh import check_physics, fresh_episodes
+from tqpo.evaluation.fresh import check_physics, fresh_of_each
 from tqpo.training.job import prepared_of
 from tqpo.training.policies import load_policies
 
@@ -34,11 +34,9 @@ def evaluate_run(
     prepared = prepared_of(folder.config)
     job, env = prepared.job, prepared.env
     check_physics(env, physics, job.task)
-    totals, faults = {}, []
-    for seed, policy in load_policies(folder).items():
-        key = evaluation_key(seed)
-        totals[seed], reports = fresh_episodes(env, policy, key, episodes, deterministic, progress, physics)
-        faults += reports
+    policies = load_policies(folder)
+    keys = {seed: evaluation_key(seed) for seed in policies}
+    totals, faults = fresh_of_each(env, policies, keys, episodes, deterministic, progress, physics)
     simulator = f", {physics} physics" if isinstance(unwrapped(env), Task) else ""
     label = f"{'deterministic' if deterministic else 'sampled'} actions{simulator}"
     settings = {"task": job.task, "algo": job.algo, "physics": physics, "episodes_per_seed": episodes}
