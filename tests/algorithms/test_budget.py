@@ -23,7 +23,7 @@ from tqpo.envs import Task, make
 from tqpo.envs.budget import Budget, Budgeted, BudgetedTwin, unwrapped
 from tqpo.maths import normalize
 from tqpo.networks import NetworkSpec
-from tqpo.training.job import Job, describe_env, observed
+from tqpo.training.job import describe_env, observed
 
 WIDE = make("SimpleEnv", max_steps=25, hazard_radius=0.8)  # hazards that are met at once
 LIMIT = Budget((0,), (15.0,), horizon=1000)
@@ -141,15 +141,6 @@ def test_a_job_wraps_its_environment_and_knows_how_long_it_trains():
     early = small_job(algo="ppo-early").prepare()
     assert early.group.env.ends
     assert early.env == same[0]  # where episodes go on
-
-
-def test_width_is_a_setting_of_the_task_that_the_user_may_change():
-    def hidden(task, algo="budget", **settings):
-        return Job(task=task, algo=algo, settings=settings).prepare().config.learner.network.hidden
-
-    assert hidden("GremlinEnv") == hidden("GremlinEnv", "budget-no-dense") == (256, 256)
-    assert hidden("GremlinEnv", "budget-dial") == hidden("GremlinEnv", "tqpo") == hidden("SimpleEnv") == (64, 64)
-    assert hidden("GremlinEnv", hidden=(32,)) == (32,)
 
 
 STEPS, RISK, ALLOWED = 6, 0.3, 2  # a cost of 1 with this probability at each step; C ~ Bin(6, 0.3), d = 2

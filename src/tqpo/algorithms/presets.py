@@ -98,10 +98,6 @@ PRESETS["fast"]["budget"] = replace(PRESETS["fast"]["budget"], learning_rate=8e-
 # What a preset changes in our own tasks.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {"released": {"next_button": "random", "late_cost": True}}
 
-# What `budget` and its variants, but for the dial, change in a task with the preset fast. Gremlins move: there is more
-# to tell apart.
-BUDGET_ON: dict[str, dict[str, Any]] = {"GremlinEnv": {"hidden": (256, 256)}}
-
 # What a preset changes for environments on the host, whose steps are dear: fewer of them, used more often.
 HOST: dict[str, dict[str, Any]] = {
     "fast": {

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tqpo import references
-from tqpo.algorithms.presets import BUDGET_ON, TASK_SETTINGS, VARIANTS, preset
+from tqpo.algorithms.presets import TASK_SETTINGS, VARIANTS, preset
 from tqpo.algorithms.settings import Constraint, field_names, replace
 from tqpo.envs import Task, TaskConfig, make
 from tqpo.envs.budget import Budget, Budgeted, unwrapped
@@ -153,8 +153,7 @@ class Job:
         if self.constraints:
             usual = preset(self.preset, self.algo).constraints[0]
             asked = {"constraints": tuple(parse_constraint(text, env.cost_names, usual) for text in self.constraints)}
-        wide = self.preset == "fast" and self.base_algorithm == "budget" and self.algo != "budget-dial"
-        return asked | (BUDGET_ON.get(self.task, {}) if wide else {}) | dict(self.settings)
+        return asked | dict(self.settings)
 
     def judged_by(self, constraints: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
         """The constraints by which a policy is judged: with `safety` and `cost_limit` a probability, even where the
