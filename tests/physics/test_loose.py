@@ -17,6 +17,7 @@ from tqpo.errors import ConfigError
 from tqpo.physics import kernel
 from tqpo.physics.dispatch import make_shove
 from tqpo.physics.loose import PUSH_BOX, VASE
+from tqpo.physics.movable import Boxes
 from tqpo.physics.shove import Scene, settle, shove_xla, unsettled
 
 COUNT = 64
@@ -99,6 +100,30 @@ def test_a_box_settles_as_mujoco_lets_it(x64):
     assert not np.any(unsettled(config.robot, VASE, 0.2, far, still, boxes, nothing))
     assert np.all(unsettled(config.robot, VASE, 0.2, far, still, boxes, boxes.pos[..., :2] + 0.2))
     np.testing.assert_allclose(boxes.pos[0], twin.get_state().boxes.pos, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["SafetyPointGoal1", "SafetyPointPush0"])
+def test_a_box_that_mujoco_moves_is_not_held_for_settled(x64, name):
+    """Robots that drive and turn close by a box at rest."""
+    config = TASKS[name]
+    twin, rng, model = MujocoTask(config), np.random.default_rng(0), config.loose_model
+    twin.reset(jax.random.key(0))
+    for _ in range(20):
+        twin.step(np.zeros(2))
+    still, flagged, moved = twin.get_state(), [], []
+    boxes = Boxes(*(jnp.asarray(x)[None] for x in still.boxes._replace(vel=np.zeros_like(still.boxes.vel))))
+    for _ in range(400):
+        way, distance = rng.uniform(-np.pi, np.pi), model.half_size + rng.uniform(0.1, 0.35)
+        at = still.boxes.pos[0, :2] + distance * np.array([np.cos(way), np.sin(way)])
+        pose, velocity = np.array([*at, rng.uniform(-np.pi, np.pi)]), rng.uniform(-1.0, 1.0, 3) * (0.8, 0.8, 3.0)
+        flagged.append(
+            unsettled(config.robot, model, 0.2, pose[None], velocity[None], boxes, np.zeros((1, 0, 2)))[0, 0]
+        )
+        twin.set_state(still._replace(pose=pose, velocity=velocity, boxes=Boxes(*(np.asarray(x[0]) for x in boxes))))
+        twin.step(np.sign(rng.uniform(-1.0, 1.0, 2)))
+        moved.append(np.abs(twin.get_state().boxes.vel[0, [0, 1, 3, 4, 5]]).max() > 1e-6)
+    assert np.all(np.array(flagged)[moved])
+    assert 50 < np.sum(moved) <= np.sum(flagged) < 350
 
 
 @pytest.mark.parametrize("name", ["SafetyPointGoal1", WITH_PILLAR])

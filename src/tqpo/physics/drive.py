@@ -39,13 +39,21 @@ def solve(robot: PlanarRobot, radius: float, pose: Array, velocity: Array, contr
     return Motion(*(jnp.stack(x, axis=-1) for x in moved))
 
 
+def robot_turn(robot: PlanarRobot, velocity: Array) -> Array:
+    """A bound on how far the robot turns within a step [...], rad. Its motor cannot drive it beyond `fastest`."""
+    duration = robot.timestep * robot.substeps
+    fastest = robot.gear * robot.force_limit / robot.damping_angular  # rad/s
+    return (jnp.maximum(jnp.abs(velocity[..., 2]), fastest) + 20.0 * duration) * duration
+
+
 def robot_travel(robot: PlanarRobot, velocity: Array) -> tuple[float, Array]:
     """How far the robot extends from its origin, and a bound on how far that moves within a step [...], m."""
     corner = math.hypot(robot.box_offset + robot.box_half, robot.box_half)
     duration = robot.timestep * robot.substeps
     gained = robot.gear * robot.force_limit / robot.mass * duration  # m/s the motor can add
-    swing = 2.0 * robot.com_offset * (jnp.abs(velocity[..., 2]) + 20.0 * duration)  # m/s of the origin about the com
-    return max(robot.sphere_radius, corner), (jnp.hypot(velocity[..., 0], velocity[..., 1]) + gained + swing) * duration
+    swing = 2.0 * robot.com_offset * robot_turn(robot, velocity)  # m of the origin about the com
+    speed = jnp.hypot(velocity[..., 0], velocity[..., 1]) + gained
+    return max(robot.sphere_radius, corner), speed * duration + swing
 
 
 def can_reach(robot: PlanarRobot, radius: float, pose: Array, velocity: Array, spheres: Array) -> Array:

@@ -5,13 +5,14 @@ the motion of the robot alone (`drive.py`); the others are solved with `loose.py
 between this and a GPU kernel.
 """
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from tqpo.physics import loose
-from tqpo.physics.drive import components, drive_xla, on_some, robot_travel
+from tqpo.physics.drive import components, drive_xla, on_some, robot_travel, robot_turn
 from tqpo.physics.loose import LooseBox
 from tqpo.physics.movable import Body, Boxes
 from tqpo.physics.planar import PlanarRobot, Points
@@ -60,20 +61,39 @@ def settle(robot: PlanarRobot, model: LooseBox, boxes: Boxes) -> Boxes:
     return boxes._replace(pos=boxes.pos.at[..., 2].set(z), vel=jnp.zeros_like(boxes.vel).at[..., 2].set(v))
 
 
+def flat_gap(model: LooseBox, boxes: Boxes, points: Array) -> Array:
+    """[N, B] m, from boxes that lie flat to the nearest of the points [N, K, 2], seen from above; 0 inside."""
+    w, z = boxes.quat[..., 0, None], boxes.quat[..., 3, None]
+    cos, sin = w * w - z * z, 2.0 * w * z
+    away = points[:, None] - boxes.pos[:, :, None, :2]  # [N, B, K, 2]
+    local = cos * away[..., 0] + sin * away[..., 1], cos * away[..., 1] - sin * away[..., 0]
+    gaps = [
+        jnp.hypot(*(jnp.maximum(jnp.abs(x - o) - h, 0.0) for x, o, h in zip(local, offset, half, strict=False)))
+        for offset, half in model.parts
+    ]
+    return jnp.min(jnp.stack(gaps), axis=(0, -1))
+
+
 def unsettled(
     robot: PlanarRobot, model: LooseBox, radius: float, pose: Array, velocity: Array, boxes: Boxes, pillars: Array
 ) -> Array:
-    """[N, B] which boxes slide, turn or tilt, or might touch the robot or a pillar in this step: a bound, never too small."""
+    """[N, B] which boxes slide, turn or tilt, or might touch the robot or a pillar in this step: a bound, never too small.
+
+    Seen from above the robot lies in two circles, of its sphere and about its cube.
+    """
     slow, level = (1e-12, 1e-12) if pose.dtype == jnp.float64 else (1e-5, 2e-6)
     sliding, turning = (jnp.max(jnp.abs(boxes.vel[..., part]), axis=-1) for part in (slice(2), slice(3, 6)))
     moving = (sliding > slow) | (turning > 10.0 * slow)  # m/s, rad/s
     moving |= jnp.max(jnp.abs(boxes.quat[..., 1:3]), axis=-1) > level
-    reach, travel = robot_travel(robot, velocity)
-    distance = jnp.linalg.norm(boxes.pos[..., :2] - pose[:, None, :2], axis=-1)
-    moving |= distance < (reach + travel)[:, None] + model.reach + 1e-3
+    _, travel = robot_travel(robot, velocity)
+    ahead = robot.box_offset * jnp.stack([jnp.cos(pose[:, 2]), jnp.sin(pose[:, 2])], axis=-1)
+    swing = robot.box_offset * robot_turn(robot, velocity)
+    gap = flat_gap(model, boxes, pose[:, None, :2])
+    moving |= gap < (robot.sphere_radius + travel)[:, None] + 1e-3
+    gap = flat_gap(model, boxes, (pose[:, :2] + ahead)[:, None])
+    moving |= gap < (math.sqrt(2.0) * robot.box_half + travel + swing)[:, None] + 1e-3
     if pillars.shape[1]:
-        gaps = jnp.linalg.norm(boxes.pos[:, :, None, :2] - pillars[:, None], axis=-1)  # [N, B, P]
-        moving |= jnp.min(gaps, axis=-1) < radius + model.footprint + 1e-3
+        moving |= flat_gap(model, boxes, pillars) < radius + 1e-3
     return moving
 
 
