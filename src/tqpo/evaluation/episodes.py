@@ -6,8 +6,10 @@ counted, so that long ones are not left out.
 
 import collections
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent import futures
 from typing import Any, NamedTuple, Protocol
 
 import equinox as eqx
@@ -170,26 +172,36 @@ def usual_batch(policies: int = 1) -> int:
     return 4096 if policies == 1 else 65_536
 
 
-def begun_ahead(parts: Iterable[Any]) -> Iterator[Any]:
-    """The parts in order. On a CPU the next ones are begun before one is waited for: a loop of small steps keeps one core
-    busy, several loops all of them."""
-    ahead = (os.cpu_count() or 1) - 1 if jax.default_backend() == "cpu" else 0
-    begun: collections.deque[Any] = collections.deque()
-    for part in parts:
-        begun.append(part)
-        if len(begun) > ahead:
-            yield begun.popleft()
-    yield from begun
+def side_by_side(run: Callable[[int], Any], starts: Iterable[int]) -> Iterator[Any]:
+    """`run` of each start, in order. On a CPU as many at a time as there are cores: a loop of small steps keeps only one of
+    them busy. The first is alone, so that nothing is compiled twice."""
+    cores = (os.cpu_count() or 1) if jax.default_backend() == "cpu" else 1
+    rest, begun, x64 = iter(starts), collections.deque(), jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
+
+    def in_thread(start: int) -> Any:
+        with jax.enable_x64(x64):  # a thread does not inherit it
+            return run(start)
+
+    yield from map(run, itertools.islice(rest, 1))
+    with futures.ThreadPoolExecutor(cores) as pool:
+        for start in rest:
+            begun.append(pool.submit(in_thread, start))
+            if len(begun) >= cores:
+                yield begun.popleft().result()
+        while begun:
+            yield begun.popleft().result()
 
 
 def stream(
     env: Env, policy: Policy, key: Key, episodes: int, batch: int, deterministic: bool = False
 ) -> Iterator[Totals]:
     """At most so many fresh episodes, `batch` of them at a time, for as long as one asks."""
-    starts = range(0, episodes, batch)
-    parts = (_run_batch(env, policy, key, jnp.asarray(first), batch, deterministic) for first in starts)
-    for first, totals in zip(starts, begun_ahead(parts), strict=True):
-        yield Totals(*(np.asarray(x)[: episodes - first] for x in totals))
+
+    def part(first: int) -> Totals:
+        totals = _run_batch(env, policy, key, jnp.asarray(first), batch, deterministic)
+        return Totals(*(np.asarray(x)[: episodes - first] for x in totals))
+
+    return side_by_side(part, range(0, episodes, batch))
 
 
 def gather(parts: Iterable[Totals], episodes: int, progress: Progress | None = None) -> Totals:
@@ -234,12 +246,16 @@ def run_policies(
     size = -(-episodes // rounds)  # equal parts: none is mostly made of episodes that nobody asked for
     stacked = jax.tree.map(lambda *x: jnp.stack(x), *policies.values())
     ordered = jnp.stack([keys[name] for name in policies])
-    starts, kept = range(0, episodes, size), []
-    parts = (_run_batch_of_each(env, stacked, ordered, jnp.asarray(i), size, deterministic) for i in starts)
-    for first, totals in zip(starts, begun_ahead(parts), strict=True):
-        kept.append([np.asarray(x)[:, : episodes - first] for x in totals])
+
+    def part(first: int) -> list[np.ndarray]:
+        totals = _run_batch_of_each(env, stacked, ordered, jnp.asarray(first), size, deterministic)
+        return [np.asarray(x)[:, : episodes - first] for x in totals]
+
+    kept = []
+    for done in side_by_side(part, range(0, episodes, size)):
+        kept.append(done)
         if progress is not None:
-            progress(min(first + size, episodes) * count, episodes * count)
+            progress(min(len(kept) * size, episodes) * count, episodes * count)
     whole = [np.concatenate(x, 1) for x in zip(*kept, strict=True)]
     return {name: Totals(*(x[i] for x in whole)) for i, name in enumerate(policies)}
 
