@@ -28,6 +28,18 @@ def sequence(seed=1):
     return obs, Context(prev_action, prev_reward, first), memory
 
 
+def test_a_layers_written_out_gradient_is_that_of_the_plain_product():
+    keys = jax.random.split(jax.random.key(3), 4)
+    weight, bias = jax.random.normal(keys[0], (OBS, H)), jax.random.normal(keys[1], (H,))
+    x, d = jax.random.normal(keys[2], (T, B, OBS)), jax.random.normal(keys[3], (T, B, H))
+
+    def gradients(layer):
+        return jax.grad(lambda *args: jnp.sum(jnp.tanh(layer(*args)) * d), argnums=(0, 1, 2))(weight, bias, x)
+
+    for written, plain in zip(gradients(networks.affine), gradients(lambda w, b, x: x @ w + b), strict=True):
+        np.testing.assert_allclose(written, plain, rtol=1e-5, atol=1e-5)
+
+
 def plain_scan(gates, weight_rec, keep, h, c):
     """The LSTM's loop as autodiff would have it."""
 

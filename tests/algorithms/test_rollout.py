@@ -199,3 +199,13 @@ def test_bootstrap_at_the_last_step(truncates, bootstrap, follows):
     expected = 1 + config.discount * v_next[3] * follows - v[3]
     np.testing.assert_allclose(advantage[3], expected, rtol=1e-5)
     np.testing.assert_allclose(target, advantage + v, rtol=1e-5)
+
+
+def test_each_epoch_takes_every_step_once_in_an_order_of_its_own():
+    config = learner.LearnerConfig(epochs=3, minibatches=4)
+    order = np.asarray(learner._order(jax.random.key(0), 40, config))
+    assert order.shape == (12, 10)
+    epochs = order.reshape(3, 40)
+    np.testing.assert_array_equal(np.sort(epochs, 1), np.tile(np.arange(40), (3, 1)))
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    assert not any(np.array_equal(epoch, np.arange(40)) for epoch in epochs)

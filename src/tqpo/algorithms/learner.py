@@ -313,8 +313,14 @@ def _order(key: Key, n: int, config: LearnerConfig) -> Array | None:
     """Shuffled indices of each minibatch, [epochs·minibatches, n/minibatches]; None: always the whole batch."""
     if config.minibatches == 1:
         return None
-    keys = jax.random.split(key, config.epochs)
-    order = jax.vmap(lambda k: jnp.argsort(jax.random.bits(k, (n,))))(keys)  # [epochs, n]
+    low = (n - 1).bit_length()  # bits that hold an index; those above are random
+
+    def shuffled(key):
+        """One array is sorted, not pairs: much faster on a CPU. Ties are neighbours, whose order does not matter."""
+        drawn = jax.random.bits(key, (n,)) >> low << low
+        return jnp.sort(drawn | jnp.arange(n, dtype=drawn.dtype)) & ((1 << low) - 1)
+
+    order = jax.vmap(shuffled)(jax.random.split(key, config.epochs)).astype(int)  # [epochs, n]
     return order.reshape(config.epochs * config.minibatches, n // config.minibatches)
 
 

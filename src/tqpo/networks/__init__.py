@@ -78,12 +78,42 @@ class NetworkSpec:
             raise ConfigError(f"network hidden = {self.hidden}: at least one positive layer size")
 
 
+@jax.custom_vjp
+def affine(weight: Array, bias: Array, x: Array) -> Array:
+    """x·W + b, with the gradient written out for `outer_sum`'s sake."""
+    return x @ weight + bias
+
+
+def _affine_forward(weight, bias, x):
+    return affine(weight, bias, x), (weight, x)
+
+
+def _affine_backward(residuals, d):
+    weight, x = residuals
+    return outer_sum(x, d), d.reshape(-1, d.shape[-1]).sum(0), d @ weight.T
+
+
+affine.defvjp(_affine_forward, _affine_backward)
+
+
+def outer_sum(x: Array, d: Array) -> Array:
+    """Σ x ⊗ d over all leading axes, [in, out]: the gradient of a weight.
+
+    XLA's CPU backend is slow at a product over the first axis of both; a transpose and a plain product take less. The barrier
+    keeps it from undoing that.
+    """
+    columns = x.reshape(-1, x.shape[-1]).T
+    if jax.default_backend() == "cpu":
+        columns = jax.lax.optimization_barrier(columns)
+    return columns @ d.reshape(-1, d.shape[-1])
+
+
 class Linear(eqx.Module):
     weight: Array  # [in, out]
     bias: Array  # [out]
 
     def __call__(self, x: Array) -> Array:
-        return x @ self.weight + self.bias
+        return affine(self.weight, self.bias, x)
 
 
 class MLP(eqx.Module):
@@ -243,7 +273,7 @@ def _gates_in(lstm: LSTM, features: Array, prev_action: Array, prev_reward: Arra
     fill = -lstm.weight_in.shape[0] % multiple
     zeros = jnp.zeros((*prev_reward.shape, fill))
     x = jnp.concatenate([features, prev_action, prev_reward[..., None], zeros], -1)
-    return x @ jnp.pad(lstm.weight_in, ((0, fill), (0, 0))) + lstm.bias.sum(0)
+    return affine(jnp.pad(lstm.weight_in, ((0, fill), (0, 0))), lstm.bias.sum(0), x)
 
 
 def _cell(gates: Array, c: Array) -> tuple[Memory, tuple[Array, ...]]:
@@ -298,8 +328,7 @@ def _lstm_backward(residuals, d_out):
 
     zero = jnp.zeros_like(d_out[0])
     (d_h, d_c), d_gates = jax.lax.scan(step, (zero, zero), (d_out, keep, c_in, activated), reverse=True)
-    d_weight = jnp.einsum("tbh,tbg->hg", h_in, d_gates)
-    return d_gates, d_weight, jnp.zeros_like(keep), d_h, d_c
+    return d_gates, outer_sum(h_in, d_gates), jnp.zeros_like(keep), d_h, d_c
 
 
 lstm_scan.defvjp(_lstm_forward, _lstm_backward)

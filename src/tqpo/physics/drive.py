@@ -16,7 +16,7 @@ from tqpo.physics import planar
 from tqpo.physics.planar import PlanarRobot
 from tqpo.types import Array, PyTree
 
-CHUNK = 32  # robots near a sphere that are solved together on the xla path
+CHUNK = 8, 32  # robots near a sphere that are solved together on the xla path: a sixteenth of all, between these
 
 
 class Motion(NamedTuple):
@@ -84,4 +84,5 @@ def drive_xla(robot: PlanarRobot, radius: float, pose, velocity, control, sphere
     if spheres.shape[-2] == 0:
         return free
     near = can_reach(robot, radius, pose, velocity, spheres)
-    return on_some(near, partial(solve, robot, radius), free, (pose, velocity, control, spheres), CHUNK)
+    chunk = max(CHUNK[0], min(CHUNK[1], near.shape[0] // 16))
+    return on_some(near, partial(solve, robot, radius), free, (pose, velocity, control, spheres), chunk)

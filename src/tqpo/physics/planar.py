@@ -193,15 +193,22 @@ def environment_step(
 ) -> tuple[Pose, Velocity, Vector]:
     """Ten physics steps, and the acceleration felt at the end of them under the same control."""
 
+    def felt(pose, velocity):
+        return acceleration(robot, pose, velocity, control, spheres, radius)
+
     def one(i, state):
         pose, velocity, _ = state
-        accel = acceleration(robot, pose, velocity, control, spheres, radius)
+        accel = felt(pose, velocity)
         moved = integrate(robot, pose, velocity, accel)
         state = jax.tree.map(lambda new, old: jnp.where(i < robot.substeps, new, old), moved, (pose, velocity))
         return *state, accel
 
-    # One round more than there are steps: the last only feels the acceleration at the end.
-    return lax.fori_loop(0, robot.substeps + 1, one, (pose, velocity, (jnp.zeros_like(pose[0]),) * 3))
+    if spheres:  # One round more than there are steps: the last only feels. So the solver is compiled once.
+        return lax.fori_loop(0, robot.substeps + 1, one, (pose, velocity, (jnp.zeros_like(pose[0]),) * 3))
+    pose, velocity = lax.fori_loop(
+        0, robot.substeps, lambda _, x: integrate(robot, x[0], x[1], felt(*x)), (pose, velocity)
+    )
+    return pose, velocity, felt(pose, velocity)
 
 
 def touches_sphere(robot: PlanarRobot, pose: Pose, point: tuple[Array, Array], radius: float) -> Array:
