@@ -81,14 +81,6 @@ class LooseBox:
         """The farthest corner from the centre, m."""
         return max(math.hypot(*(abs(o) + h for o, h in zip(*part, strict=True))) for part in self.parts)
 
-    @property
-    def footprint(self) -> float:
-        """The farthest corner from the middle, seen from above, m."""
-        return max(
-            math.hypot(*(abs(o) + h for o, h in zip(part.offset[:2], part.half[:2], strict=True)))
-            for part in self.parts
-        )
-
     @cached_property
     def masses(self) -> list[float]:
         return [8.0 * self.density * math.prod(part.half) for part in self.parts]  # kg
