@@ -123,8 +123,6 @@ def document(result: dict[str, Any]) -> str:
     rows = []
     for task, sides in result["tasks"].items():
         for side, label in (("jax", "JAX, float64"), ("twin", "twin")):
-            if side not in sides:  # Goal2 has no JAX physics
-                continue
             cell = sides[side]
             worst = max(cell["obs"], key=cell["obs"].get)
             rows.append(
@@ -191,8 +189,7 @@ def main() -> None:
     for name, recorded in load(options.recording).items():
         if options.only and name not in options.only:
             continue
-        sides = {"jax": by_jax(configs[name], recorded)} if configs[name].loose < 2 else {}
-        sides["twin"] = by_twin(configs[name], recorded)
+        sides = {"jax": by_jax(configs[name], recorded), "twin": by_twin(configs[name], recorded)}
         tasks[name] = {side: compare(configs[name], recorded, steps) for side, steps in sides.items()}
         print(name, {side: (cell["reward"], cell["equal_cost"]) for side, cell in tasks[name].items()}, flush=True)
     if options.only and options.out.exists():

@@ -26,7 +26,7 @@ def test_every_task_of_the_suite_is_recorded():
     assert set(SUITE) == set(RECORDED)
 
 
-@pytest.mark.parametrize("name", most(SUITE, "SafetyPoint", every=True))
+@pytest.mark.parametrize("name", most(SUITE, "SafetyPoint"))
 def test_layouts_are_distributed_alike(name):
     """Two-sample Kolmogorov–Smirnov over 2,000 starts of each side; over fewer where few tries find room for all."""
     with np.load(DATA) as file:
@@ -48,7 +48,7 @@ def test_layouts_are_distributed_alike(name):
         assert ks_2samp(UNIT * np.round(ours[key] / UNIT), samples).pvalue > 1e-4, key
 
 
-@pytest.mark.parametrize("name", most(SUITE, "SafetyPoint", every=True))
+@pytest.mark.parametrize("name", most(SUITE, "SafetyPoint"))
 def test_steps_are_those_of_the_original(name):
     """From the recorded states. Steps that touch a gremlin are left out: those differ between versions of MuJoCo.
 

@@ -5,15 +5,10 @@ from collections.abc import Iterable
 import pytest
 
 FEW = {"SafetyPointGoal0", "SafetyPointCircle1"}  # of Safety-Gymnasium's tasks: each is a program of its own
-ONLY_MUJOCO = {"SafetyPointGoal2"}  # has no JAX physics
 
 
-def most(names: Iterable[str], prefix: str = "", every: bool = False) -> list:
-    """Each name as a parameter, those of Safety-Gymnasium's tasks but a few for the slow tests.
-
-    Tasks without JAX physics are there only if `every` is asked for.
-    """
-    names = [name for name in names if every or f"{prefix}{name}" not in ONLY_MUJOCO]
+def most(names: Iterable[str], prefix: str = "") -> list:
+    """Each name as a parameter, those of Safety-Gymnasium's tasks but a few for the slow tests."""
     safety = {name: f"{prefix}{name}".startswith("SafetyPoint") for name in names}
     few = {name for name in safety if f"{prefix}{name}" in FEW}
     return [pytest.param(n, marks=pytest.mark.slow) if safety[n] and n not in few else n for n in safety]

@@ -141,7 +141,6 @@ class JaxWorld:
     """One copy of a JAX task that holds its state, as `MujocoTask` does."""
 
     def __init__(self, task: Task) -> None:
-        task.check_physics()
         self._programs = programs(task)
 
     def start(self, layout: Layout, key: Key) -> np.ndarray:
@@ -251,7 +250,6 @@ class TaskVectorEnv(VectorEnv):
             raise ConfigError(f'physics={physics!r} has no batch of its own; use vectorization_mode="sync" or "async"')
         choose("autoreset_mode", autoreset_mode, tuple(v for mode in AutoresetMode for v in (mode, mode.value)))
         self.task = make(task, **changes)
-        self.task.check_physics()
         self.config = self.task.config
         self.num_envs = num_envs
         self.autoreset_mode = AutoresetMode(autoreset_mode)

@@ -31,7 +31,6 @@ from tqpo.envs.config import TaskConfig
 from tqpo.envs.layout import Layout
 from tqpo.envs.lidar import lidar
 from tqpo.envs.observation import FIELD, GRAVITY, Feature, Slice
-from tqpo.errors import ConfigError
 from tqpo.physics import planar
 from tqpo.physics.dispatch import make_drive, make_push, make_shove
 from tqpo.physics.drive import Motion, components
@@ -102,19 +101,9 @@ class Task:
         config = self.config
         if config.gremlins:
             return make_push(config.robot, config.box, config.gremlin_travel, config.button_radius)
-        self.check_physics()
         if config.loose:
             return make_shove(config.robot, config.loose_model, config.pillar_radius)
         return make_drive(config.robot, config.solid_radius)
-
-    def check_physics(self) -> None:
-        """Raises for a task that only its MuJoCo twin can step."""
-        if self.config.loose > 1:
-            raise ConfigError(
-                f"{self.config.loose} free boxes have no JAX physics, for they can touch each other; with MuJoCo: "
-                'gymnasium.make("tqpo/SafetyPointGoal2-v0", physics="mujoco"), or '
-                "tqpo train gym:tqpo.envs.gymnasium:tqpo/SafetyPointGoal2-v0 --task-set physics=mujoco --vector async"
-            )
 
     def reset(self, key: Key) -> tuple[State, Array]:
         key_layout, key_state = jax.random.split(key)

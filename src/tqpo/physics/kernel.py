@@ -18,7 +18,7 @@ from tqpo.physics.loose import LooseBox
 from tqpo.physics.movable import Body, Boxes, BoxModel, Fixed
 from tqpo.physics.planar import PlanarRobot
 from tqpo.physics.push import BoxMotion, Circle, Fixture, Scene, nearest, solve_pair, solve_weld
-from tqpo.physics.shove import settle, solve_loose, unsettled
+from tqpo.physics.shove import by_box, settle, solve_loose, together, unsettled
 from tqpo.types import Array
 
 WARP = 32
@@ -162,14 +162,16 @@ def push_pallas(fixture: Fixture, scene: Scene) -> BoxMotion:
 def shove_pallas(robot: PlanarRobot, model: LooseBox, radius: float, scene: shove.Scene) -> BoxMotion:
     """As `shove.shove_xla`."""
     pose, velocity, control, boxes, pillars = scene
-    n, count = pillars.shape[:2]
+    count, each = pillars.shape[1], boxes.pos.shape[1]
     free = drive_pallas(robot, radius, pose, velocity, control, pillars)
-    near = unsettled(robot, model, radius, pose, velocity, boxes, pillars)[:, 0]
+    near = unsettled(robot, model, radius, pose, velocity, boxes, pillars).reshape(-1)
 
     def solve(pose, velocity, control, body, _, scalars, *pillars):
         places = [scalars(pillars[0], 2, k) for k in range(count)]
         return solve_loose(robot, model, radius, pose, velocity, control, body, places)
 
-    inputs = pose, velocity, control, *boxes, *((pillars,) if count else ())
-    results = (*free, *settle(robot, model, boxes), jnp.zeros(n, jnp.int32))
-    return pairs(solve, near, jnp.zeros(n, jnp.int32), inputs, results, "shove")
+    mine, settled = ((x.reshape(-1, 1, x.shape[-1]) for x in y) for y in (boxes, settle(robot, model, boxes)))
+    pose, velocity, control, pillars, *motion = (by_box(x, each) for x in (pose, velocity, control, pillars, *free))
+    inputs = pose, velocity, control, *mine, *((pillars,) if count else ())
+    first = jnp.zeros(near.shape, jnp.int32)
+    return together(free, pairs(solve, near, first, inputs, (*motion, *settled, first), "shove"), each)

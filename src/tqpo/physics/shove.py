@@ -3,16 +3,21 @@
 A box that lies flat, neither slides nor turns and cannot be reached only settles (`settle`). So most environments need
 the motion of the robot alone (`drive.py`); the others are solved with `loose.py`, a few at a time. `dispatch.py` chooses
 between this and a GPU kernel.
+
+One box is exact. Of several each is solved with the robot as if it were alone (`by_box`), and what they change in the
+robot's motion is added up (`together`). Two things are then otherwise than in MuJoCo: boxes pass through each other, and
+two that touch the robot at once do not feel each other through it (a vase has a 600th of the robot's mass).
 """
 
 import math
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from tqpo.physics import loose
-from tqpo.physics.drive import components, drive_xla, on_some, robot_travel, robot_turn
+from tqpo.physics.drive import Motion, components, drive_xla, on_some, robot_travel, robot_turn
 from tqpo.physics.loose import LooseBox
 from tqpo.physics.movable import Body, Boxes
 from tqpo.physics.planar import PlanarRobot, Points
@@ -97,13 +102,28 @@ def unsettled(
     return moving
 
 
+def by_box(x: Array, boxes: int) -> Array:
+    """[N, …] → [N·boxes, …]: a robot's row for each of its boxes."""
+    return x if boxes == 1 else jnp.repeat(x, boxes, axis=0)
+
+
+def together(free: Motion, moved: BoxMotion, boxes: int) -> BoxMotion:
+    """From a row for each box, [N·boxes, …] with boxes of [N·boxes, 1, …], one for each robot: what the boxes change in
+    its free motion is added up."""
+    if boxes == 1:
+        return moved
+    split = jax.tree.map(lambda x: x.reshape((-1, boxes, *x.shape[1:])), moved)
+    motion = (alone + jnp.sum(x - alone[:, None], axis=1) for alone, x in zip(free, split[:3], strict=True))
+    return BoxMotion(*motion, Boxes(*(x[:, :, 0] for x in split.boxes)), jnp.any(split.touching, axis=1))  # pyright: ignore[reportCallIssue]
+
+
 def shove_xla(robot: PlanarRobot, model: LooseBox, radius: float, scene: Scene) -> BoxMotion:
-    """Robots and their box after a step, [N, …]; pillars have this radius."""
+    """Robots and their boxes after a step, [N, …]; pillars have this radius."""
     pose, velocity, control, boxes, pillars = scene
+    count = boxes.pos.shape[1]
     free = drive_xla(robot, radius, pose, velocity, control, pillars)
-    active = unsettled(robot, model, radius, pose, velocity, boxes, pillars)[:, 0]
-    mine = Boxes(*(x[:, 0] for x in boxes))
-    settled = Boxes(*(x[:, 0] for x in settle(robot, model, boxes)))
+    active = unsettled(robot, model, radius, pose, velocity, boxes, pillars).reshape(-1)
+    mine, settled = (Boxes(*(x.reshape(-1, x.shape[-1]) for x in y)) for y in (boxes, settle(robot, model, boxes)))
 
     def pairs(pose, velocity, control, box, pillars):
         args = [components(jnp.expand_dims(x, -2)) for x in (pose, velocity, control)]  # components become [..., 1]
@@ -113,6 +133,8 @@ def shove_xla(robot: PlanarRobot, model: LooseBox, radius: float, scene: Scene) 
         motion = (jnp.concatenate(x, axis=-1) for x in (pair.pose, pair.velocity, pair.acceleration))
         return *motion, Boxes(*(x[..., 0, :] for x in as_boxes(pair.body))), pair.touching[..., 0]
 
-    base = (*free, settled, jnp.zeros(pose.shape[0], bool))
-    *motion, box, touching = on_some(active, pairs, base, (pose, velocity, control, mine, pillars), CHUNK)
-    return BoxMotion(*motion, Boxes(*(x[:, None] for x in box)), touching)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
+    base = (*(by_box(x, count) for x in free), settled, jnp.zeros(active.shape, bool))
+    rows = [by_box(x, count) for x in (pose, velocity, control, pillars)]
+    *motion, box, touching = on_some(active, pairs, base, (*rows[:3], mine, rows[3]), CHUNK)
+    moved = BoxMotion(*motion, Boxes(*(x[:, None] for x in box)), touching)  # pyright: ignore[reportArgumentType, reportCallIssue]  (tuples of unknown length)
+    return together(free, moved, count)

@@ -115,7 +115,6 @@ class Job:
                 task = make(self.task, **(TASK_SETTINGS.get(self.preset, {}) | dict(self.task_settings)))
             except UnknownNameError as error:
                 raise UnknownNameError(f"{error}; a Gymnasium environment is written gym:{self.task}") from None
-            task.check_physics()
             return task
         from tqpo.host.probe import make_own
 
