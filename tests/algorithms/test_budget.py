@@ -23,7 +23,7 @@ from tqpo.envs import Task, make
 from tqpo.envs.budget import Budget, Budgeted, BudgetedTwin, unwrapped
 from tqpo.maths import normalize
 from tqpo.networks import NetworkSpec
-from tqpo.training.job import describe_env, observed
+from tqpo.training.job import Job, describe_env, observed
 
 WIDE = make("SimpleEnv", max_steps=25, hazard_radius=0.8)  # hazards that are met at once
 LIMIT = Budget((0,), (15.0,), horizon=1000)
@@ -141,6 +141,17 @@ def test_a_job_wraps_its_environment_and_knows_how_long_it_trains():
     early = small_job(algo="ppo-early").prepare()
     assert early.group.env.ends
     assert early.env == same[0]  # where episodes go on
+
+
+def test_memory_is_a_setting_of_the_task_that_the_user_may_change():
+    def network(task, algo="budget", **settings):
+        found = Job(task=task, algo=algo, settings=settings).prepare().config.learner.network
+        return found.kind, found.hidden
+
+    small = ("mlp", (64, 64))
+    assert network("GremlinEnv") == network("GremlinEnv", "budget-no-dense") == ("lstm", (128, 128))
+    assert network("GremlinEnv", "budget-dial") == network("GremlinEnv", "tqpo") == network("SimpleEnv") == small
+    assert network("GremlinEnv", kind="mlp", hidden=(64, 64)) == small
 
 
 STEPS, RISK, ALLOWED = 6, 0.3, 2  # a cost of 1 with this probability at each step; C ~ Bin(6, 0.3), d = 2

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tqpo import references
-from tqpo.algorithms.presets import TASK_SETTINGS, VARIANTS, preset
+from tqpo.algorithms.presets import BUDGET_ON, TASK_SETTINGS, VARIANTS, preset
 from tqpo.algorithms.settings import Constraint, field_names, replace
 from tqpo.envs import Task, TaskConfig, make
 from tqpo.envs.budget import Budget, Budgeted, unwrapped
@@ -152,7 +152,8 @@ class Job:
         if self.constraints:
             usual = preset(self.preset, self.algo).constraints[0]
             asked = {"constraints": tuple(parse_constraint(text, env.cost_names, usual) for text in self.constraints)}
-        return asked | dict(self.settings)
+        own = self.preset == "fast" and self.base_algorithm == "budget" and self.algo != "budget-dial"
+        return asked | (BUDGET_ON.get(self.task, {}) if own else {}) | dict(self.settings)
 
     def judged_by(self, constraints: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
         """The constraints by which a policy is judged: with `safety` and `cost_limit` a probability, even where the

@@ -8,7 +8,6 @@ the host are collected from in Python (`collector`), one iteration to a chunk. T
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,12 +18,6 @@ import numpy as np
 from tqpo import algorithms
 from tqpo.errors import ConfigError, TqpoError
 from tqpo.types import Env, PyTree, Spec
-
-# For XLA on a GPU: whole loops are launched as one CUDA graph instead of kernel by kernel (docs/performance.md).
-GRAPHS = {
-    "xla_gpu_graph_min_graph_size": 1,
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
-}
 
 Metrics = dict[str, np.ndarray]  # name → [iterations, runs, …]
 OnFaults = Callable[[list[str]], Any]
@@ -125,13 +118,7 @@ def make_chunk(env: Any, algorithm: str, iterations: int, donate: bool = True, d
     if devices > 1:
         specs = (jax.P("runs"), jax.P(None, "runs"))
         chunk = jax.shard_map(chunk, mesh=_mesh(devices), in_specs=specs[0], out_specs=specs, check_vma=False)
-    return jax.jit(chunk, donate_argnums=(0,) if donate else (), compiler_options=_graphs())
-
-
-def _graphs() -> dict[str, Any] | None:
-    """`GRAPHS` on a GPU, unless XLA_FLAGS has its own mind about them."""
-    own = "xla_gpu_enable_command_buffer" in os.environ.get("XLA_FLAGS", "")
-    return GRAPHS if jax.default_backend() == "gpu" and not own else None
+    return jax.jit(chunk, donate_argnums=(0,) if donate else ())
 
 
 def _mesh(devices: int) -> jax.sharding.Mesh:
