@@ -180,9 +180,8 @@ def test_the_exact_outage_probability_has_no_advantage_on_average(x64, gae_lambd
     )
     cut = np.broadcast_to(t == STEPS - 1, cost.shape)
     lost, lost_after = before > ALLOWED, after > ALLOWED
-    found = budget.outage_targets(
-        *(jnp.asarray(x, float)[..., None] for x in (lost, lost_after, logit, next_logit)), jnp.array(cut), gae_lambda
-    )
+    columns = (jnp.asarray(x, float)[..., None] for x in (lost, lost_after, logit, next_logit))
+    found = budget.outage_targets(*columns, jnp.array(cut), jnp.array(cut), gae_lambda)
     advantage, target = (np.asarray(x)[..., 0] for x in found)
     np.testing.assert_allclose(advantage[lost], 0, atol=1e-9)
     for step, spent in itertools.product(range(STEPS), range(STEPS)):
@@ -234,7 +233,7 @@ def test_the_gradient_is_that_of_the_outage_probability(x64):
     )
     cut = jnp.broadcast_to(t == steps - 1, cost.shape)
     columns = (jnp.asarray(x, float)[..., None] for x in (lost, lost_after, logit, next_logit))
-    advantage = np.asarray(budget.outage_targets(*columns, cut, 0.99)[0])[..., 0]
+    advantage = np.asarray(budget.outage_targets(*columns, cut, cut, 0.99)[0])[..., 0]
     found = np.zeros_like(theta)
     for step, n in np.ndindex(*action.shape):
         score = -pi[step, before[step, n]]

@@ -151,15 +151,17 @@ def test_statistics_of_no_episode_are_zero():
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
-@pytest.mark.parametrize("bootstrap", [True, False])
-def test_values_after_a_step(kind, bootstrap):
-    """next_values is V(next_obs), at a truncated step too if time-outs are bootstrapped, and in the last row."""
+@pytest.mark.parametrize(("bootstrap", "restart"), [(True, 0.0), (False, 0.0), (True, 0.4), (False, 0.4)])
+def test_values_after_a_step(kind, bootstrap, restart):
+    """next_values is V(next_obs), at a truncated step too if time-outs are bootstrapped, at a restart, and in the last row."""
     config = learner.LearnerConfig(
         network=NetworkSpec(kind, (8, 8), "torch"),
         n_envs=B,
         n_steps=T,
         segment=3,
         bootstrap_timeouts=bootstrap,
+        restart_share=restart,
+        restart_steps=2,
     )
     env = Counter()
     state = learner.init(jax.random.key(0), env, config, {"value": Head(), "costs": Head((2,))})
@@ -180,7 +182,25 @@ def test_values_after_a_step(kind, bootstrap):
             np.testing.assert_allclose(
                 seen.next_values[name][t][usable], then.outputs[name][usable], rtol=1e-4, atol=1e-5
             )
-    assert (seen.ended != seen.cut).any() == bootstrap
+    assert (seen.ended != seen.cut).any() == (bootstrap or restart > 0)
+    assert (seen.whole != seen.cut).any() == (restart > 0)
+
+
+def test_an_environment_that_begins_anew_finishes_no_episode():
+    """Two of five environments begin anew every third step; the others' episodes are as they were."""
+    marks = rollout.restarts(B, T, 0.4, 3)
+    assert marks.sum() == 2 * (T // 3)
+    env = Chain(5, truncates=True)
+    config = learner.LearnerConfig(
+        network=NetworkSpec("mlp", (8,), "torch"), n_envs=B, n_steps=T, restart_share=0.4, restart_steps=3
+    )
+    state = learner.init(jax.random.key(0), env, config, {"value": Head()})
+    state, seen = jax.jit(lambda s: learner.collect(s, env, config))(state)
+    np.testing.assert_array_equal(np.asarray(seen.cut)[:, :2], marks[:, :2])
+    np.testing.assert_array_equal(np.asarray(seen.rollout.first)[1:, :2], marks[:-1, :2])
+    assert not seen.whole[:, :2].any()
+    assert seen.finished.mask.sum() == seen.whole.sum() == 3 * (T // 5)
+    np.testing.assert_array_equal(seen.finished.totals[np.asarray(seen.finished.mask), 0], 5.0)  # a reward of 1 a step
 
 
 @pytest.mark.parametrize(

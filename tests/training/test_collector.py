@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tqpo import networks
 from tqpo.algorithms import rollout
 from tqpo.algorithms.presets import preset
+from tqpo.errors import ConfigError
 from tqpo.evaluation.host_episodes import run_episodes
 from tqpo.host.probe import make_own
 from tqpo.host.spec import HostOptions
@@ -115,6 +116,11 @@ def test_a_recurrent_policy_is_recorded_as_it_acted():
     cut = seen.batch.terminated | seen.batch.truncated
     onward = np.where(cut[:-1], 0.0, seen.next_outputs["value"][:-1] - seen.outputs["value"][1:])
     np.testing.assert_allclose(onward, 0.0, atol=1e-5)
+
+
+def test_environments_on_the_host_cannot_begin_anew_early():
+    with pytest.raises(ConfigError, match="restart_share"):
+        collector_of(counters(None), restart_share=0.5)
 
 
 def test_a_lost_episode_does_not_count():

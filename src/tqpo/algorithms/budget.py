@@ -34,11 +34,14 @@ Stooke et al. (2020), here of the probability and in log λ. Ours are the event'
 - `saturation_weight`: a mean far out on its tanh has no gradient, and a policy that drives at full throttle in every state
   does not come back, however large λ is. What lies beyond |raw| = 2 is therefore penalised.
 - a learning rate that falls: events are rare, and the noise of their gradient is what keeps a policy from its best.
+- `restart_share`: where a limit is crossed, it is often soon after the start, and in an episode of 1000 steps there is one
+  start. So some environments begin anew every `restart_steps` steps. What is cut off there is bootstrapped by the critics, p
+  too, and does not count as an episode.
 
 With `dial` one run passes every level: κ follows `DIAL_PATH` to its end, at a constant learning rate, and the policies on
 it, from bold to careful, are kept (`training.choose`).
 
-A time-out ends the episode's cost: p after any end is 0, whatever `bootstrap_timeouts` says of the reward. Mean
+A time-out ends the episode's cost: p after an end is 0, whatever `bootstrap_timeouts` says of the reward. Mean
 constraints are treated as in PPO-Lagrangian, their λ by the same law of (E[C] − d)/d.
 """
 
@@ -130,12 +133,12 @@ def control(integral: Array, error: Array, config: Config) -> tuple[Array, Array
 
 
 def outage_targets(
-    lost: Array, lost_after: Array, logit: Array, next_logit: Array, cut: Array, gae_lambda: Array | float
+    lost: Array, lost_after: Array, logit: Array, next_logit: Array, ended: Array, cut: Array, gae_lambda: Array | float
 ) -> tuple[Array, Array]:
     """A_out, and what p should be: GAE of the event that the limit is crossed, undiscounted and cut at an episode's end."""
     event = lost_after * (1.0 - lost)
     p, next_p = jax.nn.sigmoid(logit) * (1.0 - lost), jax.nn.sigmoid(next_logit) * (1.0 - lost_after)
-    advantage = returns.gae(event, p, next_p, cut, cut, 1.0, gae_lambda)
+    advantage = returns.gae(event, p, next_p, ended, cut, 1.0, gae_lambda)
     return advantage, jnp.clip(advantage + p, 0.0, 1.0)
 
 
@@ -194,7 +197,13 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     lost = (experience.episode_cost_before[..., channels] > limit).astype(float)
     lost_after = (experience.episode_cost[..., channels] > limit).astype(float)
     outage_advantage, outage = outage_targets(
-        lost, lost_after, values["outage"], next_values["outage"], experience.cut, config.outage_gae_lambda
+        lost,
+        lost_after,
+        values["outage"],
+        next_values["outage"],
+        experience.whole,
+        experience.cut,
+        config.outage_gae_lambda,
     )
 
     # λ

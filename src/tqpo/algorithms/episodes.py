@@ -48,12 +48,18 @@ def init(n_envs: int, n_costs: int, window: int) -> Episodes:
     return Episodes(jnp.zeros((n_envs, 1 + n_costs)), recent)
 
 
-def add(episodes: Episodes, reward: Array, cost: Array, cut: Array, most: int) -> tuple[Episodes, Finished, Array]:
-    """Adds a batch [T, B] in which at most `most` episodes end; also the episode's cost up to and with each step, [T, B, C]."""
+def add(
+    episodes: Episodes, reward: Array, cost: Array, cut: Array, most: int, counted: Array | None = None
+) -> tuple[Episodes, Finished, Array]:
+    """Adds a batch [T, B] in which at most `most` episodes end; also the episode's cost up to and with each step, [T, B, C].
+
+    Of those that end at `cut` only some may be `counted`; by default all are.
+    """
     x = jnp.concatenate([reward[..., None], cost], -1)  # [T, B, 1 + C]
     running, totals = returns.accumulate_episodes(episodes.running, x, cut)
-    (at,) = jnp.nonzero(cut.reshape(-1), size=most, fill_value=0)  # time-major: in the order they ended
-    finished = Finished(totals.reshape(-1, totals.shape[-1])[at], jnp.arange(most) < cut.sum())
+    counted = cut if counted is None else counted
+    (at,) = jnp.nonzero(counted.reshape(-1), size=most, fill_value=0)  # time-major: in the order they ended
+    finished = Finished(totals.reshape(-1, totals.shape[-1])[at], jnp.arange(most) < counted.sum())
     push = jax.vmap(quantile.window_push, in_axes=(0, 1, None))
     return Episodes(running, push(episodes.recent, finished.totals, finished.mask)), finished, totals[..., 1:]
 

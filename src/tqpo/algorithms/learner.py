@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from tqpo import networks
@@ -31,6 +32,8 @@ class LearnerConfig:
     minibatches: int = static(default=4)  # gradient steps per epoch
     observe_budget: bool = static(default=False)  # the observation shows what is left of each limit (`envs.budget`)
     end_at_limit: bool = static(default=False)  # and an episode ends where a limit is reached
+    restart_share: float = static(default=0.0)  # of the environments: these begin anew again and again (in JAX)
+    restart_steps: int = static(default=100)  # after so many steps
     segment: int = static(default=100)  # steps of back-propagation through time (lstm)
     gae_segments: bool = static(
         default=False
@@ -72,6 +75,7 @@ class Experience(NamedTuple):
     values: dict[str, Array]  # [T, B, …] at obs
     next_values: dict[str, Array]  # [T, B, …] at next_obs; meaningless at `ended`
     cut: Array  # [T, B] the last step of an episode, for whatever reason
+    whole: Array  # [T, B] and not because it was made to begin anew
     ended: Array  # [T, B] where nothing follows: terminated, or any cut if time-outs count as ends
     finished: episodes.Finished
     episode_cost_before: Array  # [T, B, C] the episode's cost so far, before this step
@@ -104,6 +108,8 @@ def check(config: LearnerConfig) -> None:
         )
     total = config.n_envs * config.n_steps // per
     require(total % config.minibatches == 0, f"minibatches = {config.minibatches}: must divide {total} {unit} a batch")
+    require(0 <= config.restart_share < 1, f"restart_share = {config.restart_share}: in [0, 1)")
+    require(config.restart_steps >= 1, f"restart_steps = {config.restart_steps}: at least 1")
     require(config.learning_rate > 0, f"learning_rate = {config.learning_rate}: positive")
     require(config.clip > 0, f"clip = {config.clip}: positive")
     for name in ("discount", "gae_lambda", "cost_discount", "cost_gae_lambda"):
@@ -154,25 +160,38 @@ def collect(state: LearnerState, env: Env, config: LearnerConfig) -> tuple[Learn
         state.runner,  # pyright: ignore[reportArgumentType]  (an environment that can be scanned has one)
         config.n_steps,
         segment=config.segment if recurrent else None,
-        look_ahead=recurrent and config.bootstrap_timeouts,
+        look_ahead=recurrent and (config.bootstrap_timeouts or config.restart_share > 0),
+        restart=_restarts(config),
     )
     most = rollout.pool_size(config.n_envs, config.n_steps, env.min_steps)
-    return examine(state._replace(runner=runner), seen, config, most)
+    return examine(state._replace(runner=runner), seen, config, most, _restarts(config))
+
+
+def _restarts(config: LearnerConfig) -> np.ndarray | None:
+    """After which steps environments are made to begin anew, [T, B]."""
+    if not config.restart_share:
+        return None
+    return rollout.restarts(config.n_envs, config.n_steps, config.restart_share, config.restart_steps)
 
 
 def examine(
-    state: LearnerState, seen: rollout.Rollout, config: LearnerConfig, most: int
+    state: LearnerState, seen: rollout.Rollout, config: LearnerConfig, most: int, restart: np.ndarray | None = None
 ) -> tuple[LearnerState, Experience]:
-    """A rollout, in which at most `most` episodes end, with what the network says about it."""
+    """A rollout, in which at most `most` episodes end besides those at `restart`, with what the network says about it."""
     batch = seen.batch
     values, next_values = seen.outputs, seen.next_outputs
     if values is None:
-        values, next_values = _values(state, batch, config, most)
+        values, next_values = _values(state, batch, config, most + (0 if restart is None else int(restart.sum())))
     cut = batch.terminated | batch.truncated
-    now, finished, after = episodes.add(state.episodes, batch.reward, batch.cost, cut, most)
+    whole = cut if restart is None else batch.terminated | (batch.truncated & ~restart)
+    counted = (
+        whole if restart is None else whole & ~restart.any(0)
+    )  # short episodes are the likelier ones to be whole there
+    now, finished, after = episodes.add(state.episodes, batch.reward, batch.cost, cut, most, counted)
     before = episodes.cost_before(state.episodes, after, cut)
-    ended = batch.terminated if config.bootstrap_timeouts else cut
-    return state._replace(episodes=now), Experience(seen, values, next_values, cut, ended, finished, before, after)
+    ended = batch.terminated if config.bootstrap_timeouts else whole
+    seen_as = Experience(seen, values, next_values, cut, whole, ended, finished, before, after)
+    return state._replace(episodes=now), seen_as
 
 
 def _values(
@@ -188,7 +207,7 @@ def _values(
 
     values, last = read(batch.obs), read(batch.next_obs[-1])
     next_values = jax.tree.map(lambda x, end: jnp.concatenate([x[1:], end[None]]), values, last)
-    if config.bootstrap_timeouts:
+    if config.bootstrap_timeouts or config.restart_share:
         at = jnp.nonzero(batch.truncated, size=most, fill_value=0)  # (t, b); spare places all point at (0, 0)
         there = read(batch.next_obs[at])
         next_values = jax.tree.map(lambda x, y: x.at[at].set(y), next_values, there)

@@ -93,7 +93,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         step_stride=10,
     ),
 }
-PRESETS["fast"]["budget"] = replace(PRESETS["fast"]["budget"], learning_rate=8e-4, learning_rate_exponent=0.75)
+PRESETS["fast"]["budget"] = replace(
+    PRESETS["fast"]["budget"], learning_rate=8e-4, learning_rate_exponent=0.75, restart_share=0.5
+)
 
 # What a preset changes in our own tasks.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {"released": {"next_button": "random", "late_cost": True}}
@@ -111,6 +113,7 @@ HOST: dict[str, dict[str, Any]] = {
         "minibatches": 32,
         "learning_rate": 3e-4,
         "learning_rate_exponent": 0.0,
+        "restart_share": 0.0,
         "normalize_advantage": True,  # rewards of any scale
         "episode_window": 50,
         "step_window": 8192,  # two batches

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from tqpo.types import Array, Batch, Env, Key, PyTree
 
@@ -55,6 +56,12 @@ def pool_size(n_envs: int, n_steps: int, min_steps: int) -> int:
     return n_envs * (-(-(n_steps - 1) // min_steps) + 1)
 
 
+def restarts(n_envs: int, n_steps: int, share: float, every: int) -> np.ndarray:
+    """[T, B] bool: after which steps the first `share` of the environments are cut off to begin anew, every few steps."""
+    at = np.arange(1, 1 + n_steps) % every == 0
+    return at[:, None] & (np.arange(n_envs) < round(share * n_envs))
+
+
 def start(key: Key, env: Env, n_envs: int, memory: PyTree) -> Runner:
     """All environments at a fresh start; `memory` is the policy's initial state for [n_envs]."""
     env_state, obs = jax.vmap(env.reset)(jax.random.split(key, n_envs))
@@ -76,8 +83,11 @@ def rollout(
     n_steps: int,
     segment: int | None = None,
     look_ahead: bool = False,
+    restart: np.ndarray | None = None,
 ) -> tuple[Runner, Rollout]:
     """T steps of B environments; the memory is kept at the start of each `segment` of steps (default: one).
+
+    Episodes also end, as by a time-out, after the steps that `restart` [T, B] marks.
 
     `next_outputs` at step t are the outputs at step t + 1, which say nothing where an episode ended in between.
     With `look_ahead` the policy is asked a second time in each step, about the observation before the reset, and
@@ -86,13 +96,17 @@ def rollout(
     segment = segment or n_steps
     n_envs = runner.obs.shape[0]
     pool_key, noise_key = jax.random.split(key)
-    pool = jax.vmap(env.reset)(jax.random.split(pool_key, pool_size(n_envs, n_steps, env.min_steps)))  # state, obs
+    marks = np.zeros((n_steps, n_envs), bool) if restart is None else restart
+    starts = pool_size(n_envs, n_steps, env.min_steps) + int(marks.sum())
+    pool = jax.vmap(env.reset)(jax.random.split(pool_key, starts))  # state, obs
     noise = jax.random.normal(noise_key, (n_steps // segment, segment, n_envs, env.action_size))
 
-    def step(carry, noise):
+    def step(carry, drawn):
         now, used = carry
+        noise, mark = drawn
         decision = policy(now.obs, now.memory, now.prev_action, now.prev_reward, noise)
         env_state, result = jax.vmap(env.step)(now.env_state, jnp.clip(decision.action, -1.0, 1.0))
+        result = result._replace(truncated=result.truncated | mark)
         ended = result.terminated | result.truncated  # [B]
         seen = Batch(
             now.obs,
@@ -123,12 +137,13 @@ def rollout(
         carry = select(ended, restarted, onward), used + ended.sum()
         return carry, (seen, now.first, decision.outputs, next_outputs)
 
-    def one_segment(carry, noise):
+    def one_segment(carry, drawn):
         memory = carry[0].memory
-        carry, seen = jax.lax.scan(step, carry, noise)
+        carry, seen = jax.lax.scan(step, carry, drawn)
         return carry, (memory, seen)
 
-    (after, _), (memory, seen) = jax.lax.scan(one_segment, (runner, jnp.zeros((), int)), noise)
+    drawn = noise, jnp.asarray(marks.reshape(noise.shape[:3]))
+    (after, _), (memory, seen) = jax.lax.scan(one_segment, (runner, jnp.zeros((), int)), drawn)
     flat = jax.tree.map(lambda x: x.reshape(n_steps, *x.shape[2:]), seen)  # [S, T/S, B, …] → [T, B, …]
     batch, first, outputs, next_outputs = flat
     if outputs is not None and not look_ahead:

@@ -38,6 +38,9 @@ class Group:
             raise ConfigError("{} configs and {} seeds: a group needs one of each per run".format(*counts))
         for config in self.configs:
             algorithms.get(self.algorithm).check(config, self.env)
+            if config.learner.restart_share and not isinstance(self.env, Env):
+                share = config.learner.restart_share
+                raise ConfigError(f"restart_share = {share}: only JAX environments can begin anew early; use 0")
         if len({jax.tree.structure(config) for config in self.configs}) > 1:
             raise ConfigError("configs of one group must agree in structure: all but their numbers must be equal")
 
