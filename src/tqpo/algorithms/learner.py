@@ -153,6 +153,7 @@ def collect(state: LearnerState, env: Env, config: LearnerConfig) -> tuple[Learn
     key = jax.random.fold_in(state.key, 2 * state.iteration)
     recurrent = state.network.actor.lstm is not None
     policy = make_policy(state.network, state.moments, record=recurrent)
+    restart = _restarts(env, config)
     runner, seen = rollout.rollout(
         key,
         env,
@@ -160,16 +161,16 @@ def collect(state: LearnerState, env: Env, config: LearnerConfig) -> tuple[Learn
         state.runner,  # pyright: ignore[reportArgumentType]  (an environment that can be scanned has one)
         config.n_steps,
         segment=config.segment if recurrent else None,
-        look_ahead=recurrent and (config.bootstrap_timeouts or config.restart_share > 0),
-        restart=_restarts(config),
+        look_ahead=recurrent and (config.bootstrap_timeouts or restart is not None),
+        restart=restart,
     )
     most = rollout.pool_size(config.n_envs, config.n_steps, env.min_steps)
-    return examine(state._replace(runner=runner), seen, config, most, _restarts(config))
+    return examine(state._replace(runner=runner), seen, config, most, restart)
 
 
-def _restarts(config: LearnerConfig) -> np.ndarray | None:
-    """After which steps environments are made to begin anew, [T, B]."""
-    if not config.restart_share:
+def _restarts(env: Env, config: LearnerConfig) -> np.ndarray | None:
+    """After which steps environments are made to begin anew, [T, B]; None: never, nor where episodes are short anyway."""
+    if not config.restart_share or env.max_steps <= config.restart_steps:
         return None
     return rollout.restarts(config.n_envs, config.n_steps, config.restart_share, config.restart_steps)
 
@@ -181,7 +182,8 @@ def examine(
     batch = seen.batch
     values, next_values = seen.outputs, seen.next_outputs
     if values is None:
-        values, next_values = _values(state, batch, config, most + (0 if restart is None else int(restart.sum())))
+        marks = 0 if restart is None else int(restart.sum())
+        values, next_values = _values(state, batch, config.bootstrap_timeouts or marks > 0, most + marks)
     cut = batch.terminated | batch.truncated
     whole = cut if restart is None else batch.terminated | (batch.truncated & ~restart)
     counted = (
@@ -195,11 +197,12 @@ def examine(
 
 
 def _values(
-    state: LearnerState, batch: Batch, config: LearnerConfig, most: int
+    state: LearnerState, batch: Batch, after_timeouts: bool, most: int
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Without memory the heads are read for the whole batch at once.
 
-    next_obs is the next row's obs, except in the last row and where an episode ended. Only those are read anew.
+    next_obs is the next row's obs, except in the last row and where an episode ended. Only those are read anew, the latter
+    if values `after_timeouts`, of which there are `most`, are asked for.
     """
 
     def read(obs):
@@ -207,7 +210,7 @@ def _values(
 
     values, last = read(batch.obs), read(batch.next_obs[-1])
     next_values = jax.tree.map(lambda x, end: jnp.concatenate([x[1:], end[None]]), values, last)
-    if config.bootstrap_timeouts or config.restart_share:
+    if after_timeouts:
         at = jnp.nonzero(batch.truncated, size=most, fill_value=0)  # (t, b); spare places all point at (0, 0)
         there = read(batch.next_obs[at])
         next_values = jax.tree.map(lambda x, y: x.at[at].set(y), next_values, there)

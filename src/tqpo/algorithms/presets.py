@@ -142,6 +142,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "budget-blind": ("budget", {"observe_budget": False}),
     "budget-no-homotopy": ("budget", {"start_outage": 0.0}),
     "budget-no-dense": ("budget", {"dense_weight": 0.0}),
+    "budget-no-restarts": ("budget", {"restart_share": 0.0}),
 }
 
 # name → what it bounds, what it is
@@ -167,6 +168,7 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
     "budget-blind": ("quantile", "budget without what is left of the limit in its observation"),
     "budget-no-homotopy": ("quantile", "budget held to its level from the first iteration on"),
     "budget-no-dense": ("quantile", "budget without the plain cost"),
+    "budget-no-restarts": ("quantile", "budget whose environments run every episode to its end"),
 }
 
 

@@ -119,6 +119,7 @@ VARIANTS = (
     "budget-blind",
     "budget-no-homotopy",
     "budget-no-dense",
+    "budget-no-restarts",
     "tqpo-observed",
     "ppo-lag-observed",
     "ppo-early",
