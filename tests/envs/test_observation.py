@@ -30,6 +30,7 @@ def known_state(task: Task):
         hazards=first_at(state.hazards, -0.6, 0.0),
         buttons=first_at(state.buttons, 1.2, 0.0),
         boxes=state.boxes._replace(pos=first_at(state.boxes.pos, 0.0, -1.5)),
+        pillars=None if state.pillars is None else first_at(state.pillars, 1.2, 0.0),
         cost=jnp.array(1.0),
     )
 
@@ -50,8 +51,8 @@ def expected_parts(lidar_range: float) -> dict[str, np.ndarray]:
         "goal_lidar": seen(1.0, 15, 0),  # straight ahead
         "circle_lidar": seen(1.0, 15, 0),
         "hazards_lidar": seen(0.6, 3, 4),  # 90° to the left
-        "gremlins_lidar": seen(1.5, 7, 8),  # behind
-        "buttons_lidar": seen(1.2, 11, 12),  # 90° to the right
+        **{f"{kind}_lidar": seen(1.5, 7, 8) for kind in ("gremlins", "vases", "push_box")},  # behind
+        **{f"{kind}_lidar": seen(1.2, 11, 12) for kind in ("buttons", "pillars")},  # 90° to the right
         "previous_cost": np.array([1.0]),
     }
 

@@ -56,15 +56,14 @@ def test_steps_are_those_of_the_original(name):
     contact of the robot's cube with a pillar is found by iteration, differently in each version.
     """
     recorded = original.load(DATA)[name]
-    repeat = original.by_jax if SUITE[name].loose < 2 else original.by_twin
-    found = original.compare(SUITE[name], recorded, repeat(SUITE[name], recorded))
+    found = original.compare(SUITE[name], recorded, original.by_jax(SUITE[name], recorded))
     assert found["reward"] <= original.REWARD
     assert found["equal_cost"] >= 0.99
     assert found["obs_p99"] <= (5e-3 if SUITE[name].gremlins else 5e-2 if SUITE[name].pillars else 1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, config in SUITE.items() if config.loose < 2])
+@pytest.mark.parametrize("name", list(SUITE))
 def test_ten_thousand_random_steps_are_finite(name):
     compiled, count = programs(Task(SUITE[name]), batched=True), 100
     keys = jax.random.split(jax.random.key(0), count)
