@@ -149,8 +149,8 @@ def test_memory_is_a_setting_of_the_task_that_the_user_may_change():
         return found.kind, found.hidden
 
     small = ("mlp", (64, 64))
-    assert network("GremlinEnv") == network("GremlinEnv", "budget-no-dense") == ("lstm", (128, 128))
-    assert network("GremlinEnv", "budget-dial") == network("GremlinEnv", "tqpo") == network("SimpleEnv") == small
+    assert network("GremlinEnv") == network("GremlinEnv", "budget-dial") == ("lstm", (128, 128))
+    assert network("GremlinEnv", "tqpo") == network("SimpleEnv") == small
     assert network("GremlinEnv", kind="mlp", hidden=(64, 64)) == small
 
 

@@ -100,8 +100,8 @@ PRESETS["fast"]["budget"] = replace(
 # What a preset changes in our own tasks.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {"released": {"next_button": "random", "late_cost": True}}
 
-# What `budget` and its variants, but for the dial, change in a task with the preset fast. Gremlins move, and one look does
-# not say where to: a memory does (docs/algorithms.md).
+# What `budget` and its variants change in a task with the preset fast. Gremlins move, and one look does not say where to: a
+# memory does (docs/algorithms.md).
 BUDGET_ON: dict[str, dict[str, Any]] = {"GremlinEnv": {"kind": "lstm", "hidden": (128, 128), "segment": 50}}
 
 # What a preset changes for environments on the host, whose steps are dear: fewer of them, used more often.

@@ -152,8 +152,8 @@ class Job:
         if self.constraints:
             usual = preset(self.preset, self.algo).constraints[0]
             asked = {"constraints": tuple(parse_constraint(text, env.cost_names, usual) for text in self.constraints)}
-        own = self.preset == "fast" and self.base_algorithm == "budget" and self.algo != "budget-dial"
-        return asked | (BUDGET_ON.get(self.task, {}) if own else {}) | dict(self.settings)
+        own = BUDGET_ON.get(self.task, {}) if (self.preset, self.base_algorithm) == ("fast", "budget") else {}
+        return asked | own | dict(self.settings)
 
     def judged_by(self, constraints: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
         """The constraints by which a policy is judged: with `safety` and `cost_limit` a probability, even where the
