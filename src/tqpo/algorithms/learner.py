@@ -186,14 +186,13 @@ def examine(
         values, next_values = _values(state, batch, config.bootstrap_timeouts or marks > 0, most + marks)
     cut = batch.terminated | batch.truncated
     whole = cut if restart is None else batch.terminated | (batch.truncated & ~restart)
-    counted = (
-        whole if restart is None else whole & ~restart.any(0)
-    )  # short episodes are the likelier ones to be whole there
+    # Where environments begin anew, short episodes are the likelier ones to be whole: none of theirs counts.
+    counted = whole if restart is None else whole & ~restart.any(0)
     now, finished, after = episodes.add(state.episodes, batch.reward, batch.cost, cut, most, counted)
     before = episodes.cost_before(state.episodes, after, cut)
     ended = batch.terminated if config.bootstrap_timeouts else whole
-    seen_as = Experience(seen, values, next_values, cut, whole, ended, finished, before, after)
-    return state._replace(episodes=now), seen_as
+    experience = Experience(seen, values, next_values, cut, whole, ended, finished, before, after)
+    return state._replace(episodes=now), experience
 
 
 def _values(

@@ -6,7 +6,7 @@ between this and a GPU kernel.
 
 One box is exact. Of several each is solved with the robot as if it were alone (`by_box`), and what they change in the
 robot's motion is added up (`together`). Two things are then otherwise than in MuJoCo: boxes pass through each other, and
-two that touch the robot at once do not feel each other through it (a vase has a 600th of the robot's mass).
+two that touch the robot at once do not feel each other through it (a vase has a 650th of the robot's mass).
 """
 
 import math
