@@ -159,7 +159,7 @@ def test_every_setting_has_a_default_and_a_meaning():
         assert default, name
         assert meaning, name
     learning_rate = next(row for row in rows if row.startswith("| `learning_rate` "))
-    assert "| 0.0003; 0.0008 (budget) |" in learning_rate
+    assert "| 0.0003; 0.001 (budget) |" in learning_rate
     assert ": 0.0001 |" in learning_rate
 
 

@@ -86,6 +86,46 @@ def test_sequences_agree_with_single_steps(kind):
             np.testing.assert_allclose(x, outputs.heads[name][t], rtol=1e-5, atol=1e-6)
 
 
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Networks compute as they do where there is one."""
+    monkeypatch.setattr(networks.jax, "default_backend", lambda: "gpu")
+
+
+def loss_and_gradient(network, obs, context=None, memory=None):
+    def loss(network):
+        outputs = networks.unroll(network, networks.align(network, obs), context, memory)
+        return sum(jnp.sum(jnp.sin(3 * x)) for x in jax.tree.leaves((outputs.mean, outputs.heads, outputs.raw)))
+
+    return jax.value_and_grad(loss)(network)
+
+
+def test_bodies_in_products_that_they_share_give_what_each_gives_alone(request):
+    heads = HEADS | {"apart": Head((3,), trunk="own")}
+    network, (obs, *_) = make("mlp", heads), sequence()
+    plain = loss_and_gradient(network, obs)
+    assert not networks.runs_beside(network)
+    request.getfixturevalue("as_on_a_gpu")
+    assert networks.runs_beside(network)
+    assert networks.align(network, obs).shape == (T, B, 16)
+    for together, alone in zip(*map(jax.tree.leaves, (loss_and_gradient(network, obs), plain)), strict=True):
+        np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_products_of_half_the_bits_are_nearly_those_of_all(request):
+    network, (obs, context, memory) = make("lstm"), sequence()
+    plain = loss_and_gradient(network, obs, context, memory)
+    request.getfixturevalue("as_on_a_gpu")
+    with jax.default_matmul_precision("bfloat16"):
+        half = loss_and_gradient(network, obs, context, memory)
+    differ = 0
+    for rounded, exact in zip(*map(jax.tree.leaves, (half, plain)), strict=True):
+        assert rounded.dtype == exact.dtype
+        np.testing.assert_allclose(rounded, exact, atol=0.05 * float(jnp.abs(exact).max()) + 1e-4)
+        differ += not np.array_equal(rounded, exact)
+    assert differ > 3, "nothing was rounded"
+
+
 def test_heads_have_their_shapes_and_ranges():
     obs, context, memory = sequence()
     heads = networks.unroll(make(), 10 * obs, context, memory).heads

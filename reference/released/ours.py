@@ -20,7 +20,7 @@ from reference.released import batch as given
 from tqpo import algorithms
 from tqpo.algorithms import dual, episodes, learner, qcpo, tqpo
 from tqpo.algorithms.presets import preset
-from tqpo.algorithms.rollout import Rollout
+from tqpo.algorithms.rollout import Rollout, no_cuts
 from tqpo.maths import distribution, normalize, quantile, weibull
 from tqpo.networks import LSTM, MLP, Actor, Linear, Memory, Network, NetworkSpec
 from tqpo.provenance import provenance
@@ -135,7 +135,8 @@ def start(algorithm: str, config: Any, data: dict[str, np.ndarray]) -> tuple[Any
         moments=normalize.merge(normalize.init(given.OBS), jnp.asarray(data["observation_before"])),
         episodes=state.learner.episodes._replace(recent=recent),
     )
-    core, experience = learner.examine(core, rollout_of(data, algorithm), config.learner, given.EPISODES)
+    seen, whole = rollout_of(data, algorithm), no_cuts(config.learner.n_envs, config.learner.n_steps)
+    core, experience = learner.examine(core, seen, config.learner, given.EPISODES, whole)
     state = state._replace(learner=core)
     if algorithm == "tqpo":
         steps = tqpo.push_steps(state.steps, jnp.asarray(given.past_cost_returns())[:, None, None], 1)

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from scipy import stats
 
 from tqpo import algorithms, networks
 from tqpo.algorithms import budget, episodes, rollout
-from tqpo.algorithms.presets import preset
+from tqpo.algorithms.presets import VARIANTS, preset
 from tqpo.algorithms.rollout import Decision
 from tqpo.algorithms.settings import Constraint
 from tqpo.envs import Task, make
@@ -308,19 +309,36 @@ def test_the_aim_goes_along_the_path_and_stays_at_its_level():
     config = preset("fast", "budget", iterations=100, constraints=constraints)
     half_way = math.sqrt(0.2 * 0.1)  # between (0.15, 0.2) and (0.45, 0.1), in the logarithm
     for k, first in ((0, 0.4), (15, 0.2), (30, half_way), (45, 0.1), (60, 0.08), (99, 0.08)):
-        np.testing.assert_allclose(budget.aimed_outage(jnp.array(k), config), [first, 0.5], rtol=1e-4)
+        share = budget.passed_share(at_iteration(k), config)
+        np.testing.assert_allclose(budget.aimed_outage(share, config), [first, 0.5], rtol=1e-4)
     for change in ({"iterations": 0}, {"start_outage": 0.0}):
-        found = budget.aimed_outage(jnp.array(0), dataclasses.replace(config, **change))
+        other = dataclasses.replace(config, **change)
+        found = budget.aimed_outage(budget.passed_share(at_iteration(0), other), other)
         np.testing.assert_allclose(found, [0.08, 0.5], rtol=1e-5)
+
+
+def at_iteration(k: int, passed: float | None = None) -> budget.State:
+    """A state in which nothing else is asked for."""
+    core = types.SimpleNamespace(iteration=jnp.array(k))
+    return budget.State(core, jnp.zeros(1), None if passed is None else jnp.array(passed))  # type: ignore[arg-type]
 
 
 def test_with_a_dial_the_aim_passes_every_level_of_the_path_and_only_falls():
     config = preset("fast", "budget-dial", iterations=1000)
-    aims = np.array([float(budget.aimed_outage(jnp.array(k), config)[0]) for k in range(0, 1001, 10)])
+    aims = np.array([float(budget.aimed_outage(jnp.array(k / 1000), config)[0]) for k in range(0, 1001, 10)])
     assert np.all(np.diff(aims) <= 0)
     for share, aim in budget.DIAL_PATH:
-        np.testing.assert_allclose(budget.aimed_outage(jnp.array(1000 * share), config), [aim], rtol=1e-4)
-    assert budget.aimed_outage(jnp.array(5000), config)[0] == aims[-1]
+        np.testing.assert_allclose(budget.aimed_outage(jnp.array(share), config), [aim], rtol=1e-4)
+    assert budget.aimed_outage(jnp.array(5.0), config)[0] == aims[-1]
+    assert budget.passed_share(at_iteration(500, passed=0.3), config) == pytest.approx(0.3)
+
+
+def test_a_dial_goes_on_faster_where_the_multiplier_is_small():
+    """1/1000 of its path in each of 1000 iterations where λ is large, 1.6 times that where it is 0."""
+    config = preset("fast", "budget-dial", iterations=1000)
+    for multiplier, rate in ((0.0, 1.6), (math.log(2), 1.3), (50.0, 1.0)):
+        after = budget.pass_on(jnp.array(0.25), jnp.array([multiplier]), config)
+        np.testing.assert_allclose(after, 0.25 + rate / 1000, rtol=1e-5)
 
 
 def test_the_control_by_hand_and_its_integral_cannot_wind_up():
@@ -369,3 +387,9 @@ def test_an_episode_that_ends_at_its_limit_never_exceeds_it():
         ends.append(bool(step.terminated))
     assert ends == [False, False, True]
     assert float(state.spent[0]) == 3.0
+
+
+@pytest.mark.parametrize("algorithm", ["budget", *(name for name in VARIANTS if VARIANTS[name][0] == "budget")])
+def test_no_variant_begins_anew_on_the_host(algorithm):
+    """Environments on the host cannot: they would be refused."""
+    assert preset("fast", algorithm, host=True, own=True).learner.restart_share == 0

@@ -31,10 +31,11 @@ def roll(n_steps=T, runner=None, key=0, **options):
 
 
 def test_pool_size():
-    assert rollout.pool_size(12, 1000, 1000) == 24
+    assert rollout.pool_size(12, 1000, 1000) == 12
+    assert rollout.pool_size(12, 1001, 1000) == 24
     assert rollout.pool_size(3, 1, 1000) == 3
     assert rollout.pool_size(2, 10, 1) == 20
-    assert rollout.pool_size(2, 10, 4) == 8  # ends at steps 0, 4, 8 and no more
+    assert rollout.pool_size(2, 10, 4) == 6  # ends at steps 0, 4, 8 and no more
 
 
 def test_every_episode_is_whole_and_new():
@@ -92,8 +93,9 @@ def test_memory_is_kept_at_each_segment():
 @pytest.mark.parametrize("look_ahead", [False, True])
 def test_next_outputs(look_ahead):
     _, seen = roll(look_ahead=look_ahead)
-    cut = np.asarray(seen.batch.terminated | seen.batch.truncated)
-    where = np.ones_like(cut) if look_ahead else ~cut
+    terminated, truncated = np.asarray(seen.batch.terminated), np.asarray(seen.batch.truncated)
+    assert truncated.any()
+    where = ~terminated if look_ahead else ~(terminated | truncated)
     after = np.concatenate([seen.batch.next_obs, seen.batch.action, seen.batch.reward[..., None]], -1)
     np.testing.assert_allclose(seen.next_outputs[..., :4][where], after[where])
     np.testing.assert_allclose(seen.next_outputs[..., 4][where], seen.batch.next_obs[..., 1][where])
@@ -187,20 +189,51 @@ def test_values_after_a_step(kind, bootstrap, restart):
 
 
 def test_an_environment_that_begins_anew_finishes_no_episode():
-    """Two of five environments begin anew every third step; the others' episodes are as they were."""
-    marks = rollout.restarts(B, T, 0.4, 3)
-    assert marks.sum() == 2 * (T // 3)
+    """Two of five environments begin anew every third step, in turn; the others' episodes are as they were."""
     env = Chain(5, truncates=True)
+    marks = rollout.cuts(jnp.array(0), env, B, T, 0.4, 3)
+    assert marks.most == marks.after.sum() == 2 * (T // 3)
+    np.testing.assert_array_equal(np.flatnonzero(marks.after[:, 0]), [2, 5, 8, 11])
+    np.testing.assert_array_equal(np.flatnonzero(marks.after[:, 1]), [1, 4, 7, 10])
     config = learner.LearnerConfig(
         network=NetworkSpec("mlp", (8,), "torch"), n_envs=B, n_steps=T, restart_share=0.4, restart_steps=3
     )
     state = learner.init(jax.random.key(0), env, config, {"value": Head()})
     state, seen = jax.jit(lambda s: learner.collect(s, env, config))(state)
-    np.testing.assert_array_equal(np.asarray(seen.cut)[:, :2], marks[:, :2])
-    np.testing.assert_array_equal(np.asarray(seen.rollout.first)[1:, :2], marks[:-1, :2])
+    np.testing.assert_array_equal(np.asarray(seen.cut)[:, :2], marks.after[:, :2])
+    np.testing.assert_array_equal(np.asarray(seen.rollout.first)[1:, :2], marks.after[:-1, :2])
     assert not seen.whole[:, :2].any()
     assert seen.finished.mask.sum() == seen.whole.sum() == 3 * (T // 5)
     np.testing.assert_array_equal(seen.finished.totals[np.asarray(seen.finished.mask), 0], 5.0)  # a reward of 1 a step
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_as_many_episodes_end_in_one_rollout_as_in_the_next(share):
+    """Ten environments, episodes of 20 steps, rollouts of four: the first episodes are cut off and do not count."""
+    env, n_envs, n_steps = Chain(20, truncates=True), 10, 4
+    shape = {"n_envs": n_envs, "n_steps": n_steps, "restart_share": share, "restart_steps": 6}
+    config = learner.LearnerConfig(network=NetworkSpec("mlp", (8,), "torch"), **shape)
+    state = learner.init(jax.random.key(0), env, config, {"value": Head()})
+    collect = jax.jit(lambda s: learner.collect(s, env, config))
+    finished, cut = [], []
+    for i in range(15):
+        state, seen = collect(state._replace(iteration=jnp.array(i)))
+        finished.append(int(seen.finished.mask.sum()))
+        cut.append(int((seen.cut & ~seen.whole).sum()))
+        np.testing.assert_array_equal(seen.finished.totals[np.asarray(seen.finished.mask), 0], 20.0)
+    whole = round(n_envs * (1 - share))
+    assert finished[:4] == [0] * 4  # none can be whole before step 20
+    assert sum(finished[5:10]) == whole, "each environment ends one episode of 20 steps in five rollouts"
+    assert finished[5:10] == finished[10:]
+    assert max(finished[5:10]) - min(finished[5:10]) <= 1
+    assert (sum(cut[5:]) > 0) == (share > 0)
+
+
+def test_whole_batches_and_endless_episodes_are_not_cut():
+    iteration = jnp.array(0)
+    assert not rollout.cuts(iteration, Chain(T, truncates=True), B, T).happen
+    assert not rollout.cuts(iteration, Chain(2**31 - 1, truncates=True), B, T).happen
+    assert not rollout.cuts(iteration, Chain(3, truncates=True), B, T, 0.4, 3).happen, "episodes are short anyway"
 
 
 @pytest.mark.parametrize(
@@ -229,3 +262,9 @@ def test_each_epoch_takes_every_step_once_in_an_order_of_its_own():
     np.testing.assert_array_equal(np.sort(epochs, 1), np.tile(np.arange(40), (3, 1)))
     assert len({tuple(epoch) for epoch in epochs}) == 3
     assert not any(np.array_equal(epoch, np.arange(40)) for epoch in epochs)
+
+
+@pytest.mark.parametrize(("n_envs", "share"), [(1, 0.6), (2, 0.9), (5, 0.999)])
+def test_one_environment_at_least_ends_its_episodes_by_itself(n_envs, share):
+    marks = rollout.cuts(jnp.array(0), Chain(20, truncates=True), n_envs, 4, share, 3)
+    assert (~marks.again).sum() == 1

@@ -57,6 +57,7 @@ class Asked(NamedTuple):
     """Reward: the action, and 1 more each step. So an echo of a tenth gives 0·.1 + 1, then .1 + 2, …"""
 
     max_steps: int = 3
+    min_steps: int = 3
     cost_names: tuple[str, ...] = ("cost",)
 
     def reset(self, key):

@@ -76,3 +76,9 @@ def test_what_follows_from_a_job():
     assert [c.kind for c in prepared.config.constraints] == ["mean"]
     assert [c.kind for c in prepared.asked] == ["quantile"]  # safety and cost_limit ask for a probability
     assert prepared.goal == "90%"
+
+
+@pytest.mark.parametrize(("safety", "episodes"), [(0.5, 384), (0.9, 384), (0.95, 768), (0.99, 3840), (0.9999, 10_000)])
+def test_candidates_of_a_stricter_level_are_looked_at_for_longer(safety, episodes):
+    """So many that about 38 of them are unsafe where the level is just kept."""
+    assert Job(task="SimpleEnv", safety=safety).prepare().selection_episodes == episodes

@@ -38,8 +38,9 @@ Stooke et al. (2020), here of the probability and in log λ. Ours are the event'
   start. So some environments begin anew every `restart_steps` steps. What is cut off there is bootstrapped by the critics, p
   too, and does not count as an episode.
 
-With `dial` one run passes every level: κ follows `DIAL_PATH` to its end, at a constant learning rate, and the policies on
-it, from bold to careful, are kept (`training.choose`).
+With `dial` one run passes every level: κ follows `DIAL_PATH` to its end, and the policies on it, from bold to careful, are
+kept (`training.choose`). It goes on faster where λ is small, since there a level costs little and the next can be learned
+while the policy still tries things out.
 
 A time-out ends the episode's cost: p after an end is 0, whatever `bootstrap_timeouts` says of the reward. Mean
 constraints are treated as in PPO-Lagrangian, their λ by the same law of (E[C] − d)/d.
@@ -64,7 +65,8 @@ DIAL_HIGHEST = 5.0  # the last of these with a dial
 MAX_ERROR = 1.5  # of the control
 SATURATED = 2.0  # of a mean before its tanh
 PATH = ((0.0, 0.4), (0.15, 0.2), (0.45, 0.1), (0.6, 0.05), (0.75, 0.01), (0.85, 0.002))  # (share of training, κ)
-DIAL_PATH = (*PATH[:3], (0.62, 0.05), (0.78, 0.01), (0.92, 0.002))
+DIAL_PATH = (*PATH[:4], (0.7, 0.02), (0.78, 0.008), (0.88, 0.003))
+DIAL_HASTE = 0.6  # how much faster a dial goes along its path where λ is small
 
 
 @settings
@@ -86,6 +88,7 @@ class Config:
 class State(NamedTuple):
     learner: LearnerState
     integral: Array  # [K] of the control
+    passed: Array | None = None  # [] the share of its path that a dial has passed; None without
 
 
 class Targets(NamedTuple):
@@ -97,13 +100,23 @@ class Targets(NamedTuple):
     open: Array  # [..., K] 1 where p is trained: a constraint on a probability, not yet lost
 
 
-def aimed_outage(iteration: Array, config: Config) -> Array:
-    """κ [K]: log κ goes along straight lines through the points of a path, to ε·(1 − margin), with a dial to its end."""
+def aimed_outage(share: Array, config: Config) -> Array:
+    """κ [K] after this share of a path, whose points log κ joins by lines: to ε·(1 − margin), with a dial to its end."""
     shares, aims = (jnp.array(x) for x in zip(*(DIAL_PATH if config.dial else PATH), strict=True))
-    share = jnp.where(config.iterations > 0, iteration / jnp.maximum(config.iterations, 1), 1.0)
     aim = jnp.minimum(jnp.exp(jnp.interp(share, shares, jnp.log(aims))), config.start_outage)
     least = 1.0 - episodes.levels(config.constraints)
     return jnp.full_like(least, aim) if config.dial else jnp.maximum(aim, least)
+
+
+def passed_share(state: State, config: Config) -> Array:
+    """The share of the path that lies behind: that of training, or with a dial what it has passed."""
+    by_time = jnp.where(config.iterations > 0, state.learner.iteration / jnp.maximum(config.iterations, 1), 1.0)
+    return by_time if state.passed is None else jnp.where(config.iterations > 0, state.passed, 1.0)
+
+
+def pass_on(passed: Array, multiplier: Array, config: Config) -> Array:
+    """One iteration further along a dial's path."""
+    return passed + (1.0 + DIAL_HASTE * jnp.exp(-multiplier.sum())) / jnp.maximum(config.iterations, 1)
 
 
 def control_error(
@@ -176,7 +189,8 @@ def check(config: Config, env: Spec) -> None:
 def init(key: Key, env: Spec, config: Config) -> State:
     k = len(config.constraints)
     heads = {"value": Head(), "cost_value": Head((k,)), "outage": Head((k,), trunk="own")}
-    return State(learner.init(key, env, config.learner, heads), jnp.full(k, LOG_START, float))
+    core = learner.init(key, env, config.learner, heads)
+    return State(core, jnp.full(k, LOG_START, float), jnp.zeros(()) if config.dial else None)
 
 
 def learn(state: State, experience: Experience, config: Config) -> tuple[State, dict[str, Array]]:
@@ -208,7 +222,7 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
 
     # λ
     estimates = episodes.estimate(core.episodes, constraints)
-    aim = aimed_outage(core.iteration, config)
+    aim = aimed_outage(passed_share(state, config), config)
     integral, multiplier = control(state.integral, control_error(estimates, aim, constraints, config.dial), config)
     by_constraint = constraint_advantage(outage_advantage, cost_advantage, lost, config)
 
@@ -224,4 +238,5 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     metrics = episodes.metrics(core.episodes, experience.finished, constraints, estimates)
     lagrangian = functools.partial(loss, multiplier=multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
-    return State(core, integral), metrics | fitted | {"multiplier": multiplier, "aimed_outage": aim}
+    passed = None if state.passed is None else pass_on(state.passed, multiplier, config)
+    return State(core, integral, passed), metrics | fitted | {"multiplier": multiplier, "aimed_outage": aim}

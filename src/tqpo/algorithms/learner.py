@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from tqpo import networks
@@ -153,7 +152,8 @@ def collect(state: LearnerState, env: Env, config: LearnerConfig) -> tuple[Learn
     key = jax.random.fold_in(state.key, 2 * state.iteration)
     recurrent = state.network.actor.lstm is not None
     policy = make_policy(state.network, state.moments, record=recurrent)
-    restart = _restarts(env, config)
+    shape = config.n_envs, config.n_steps
+    cut_off = rollout.cuts(state.iteration, env, *shape, config.restart_share, config.restart_steps)
     runner, seen = rollout.rollout(
         key,
         env,
@@ -161,33 +161,25 @@ def collect(state: LearnerState, env: Env, config: LearnerConfig) -> tuple[Learn
         state.runner,  # pyright: ignore[reportArgumentType]  (an environment that can be scanned has one)
         config.n_steps,
         segment=config.segment if recurrent else None,
-        look_ahead=recurrent and (config.bootstrap_timeouts or restart is not None),
-        restart=restart,
+        look_ahead=recurrent and (config.bootstrap_timeouts or cut_off.happen),
+        cut_off=cut_off,
     )
-    most = rollout.pool_size(config.n_envs, config.n_steps, env.min_steps)
-    return examine(state._replace(runner=runner), seen, config, most, restart)
-
-
-def _restarts(env: Env, config: LearnerConfig) -> np.ndarray | None:
-    """After which steps environments are made to begin anew, [T, B]; None: never, nor where episodes are short anyway."""
-    if not config.restart_share or env.max_steps <= config.restart_steps:
-        return None
-    return rollout.restarts(config.n_envs, config.n_steps, config.restart_share, config.restart_steps)
+    most = rollout.pool_size(*shape, env.min_steps)
+    return examine(state._replace(runner=runner), seen, config, most, cut_off)
 
 
 def examine(
-    state: LearnerState, seen: rollout.Rollout, config: LearnerConfig, most: int, restart: np.ndarray | None = None
+    state: LearnerState, seen: rollout.Rollout, config: LearnerConfig, most: int, cut_off: rollout.Cuts
 ) -> tuple[LearnerState, Experience]:
-    """A rollout, in which at most `most` episodes end besides those at `restart`, with what the network says about it."""
+    """A rollout, in which at most `most` episodes end besides those `cut_off`, with what the network says about it."""
     batch = seen.batch
     values, next_values = seen.outputs, seen.next_outputs
     if values is None:
-        marks = 0 if restart is None else int(restart.sum())
-        values, next_values = _values(state, batch, config.bootstrap_timeouts or marks > 0, most + marks)
+        values, next_values = _values(state, batch, config.bootstrap_timeouts or cut_off.happen, most + cut_off.most)
     cut = batch.terminated | batch.truncated
-    whole = cut if restart is None else batch.terminated | (batch.truncated & ~restart)
+    whole = batch.terminated | (batch.truncated & ~cut_off.after)
     # Where environments begin anew, short episodes are the likelier ones to be whole: none of theirs counts.
-    counted = whole if restart is None else whole & ~restart.any(0)
+    counted = whole & ~cut_off.again
     now, finished, after = episodes.add(state.episodes, batch.reward, batch.cost, cut, most, counted)
     before = episodes.cost_before(state.episodes, after, cut)
     ended = batch.terminated if config.bootstrap_timeouts else whole
@@ -265,7 +257,7 @@ def fit(
     batch = experience.rollout.batch
     moments = normalize.merge(state.moments, batch.obs)
     moments = _choose(_all_finite(moments), moments, state.moments)
-    sample, targets, memory = _arrange(experience, moments, targets, config)
+    sample, targets, memory = _arrange(experience, state.network, moments, targets, config)
     n = sample.log_prob.shape[1]
     learning_rate = schedule.power(
         state.iteration, config.learning_rate, config.decay_offset, config.learning_rate_exponent
@@ -313,7 +305,7 @@ def fit(
     return state, metrics
 
 
-def _arrange(experience: Experience, moments: Moments, targets: PyTree, config: LearnerConfig):
+def _arrange(experience: Experience, network: Network, moments: Moments, targets: PyTree, config: LearnerConfig):
     """[T, B, …] → [L, N, …]: segments for an LSTM, with the memory [N, H] at their start; else single steps."""
     seen, batch = experience.rollout, experience.rollout.batch
     recurrent = seen.memory is not None
@@ -324,7 +316,7 @@ def _arrange(experience: Experience, moments: Moments, targets: PyTree, config: 
         return x.swapaxes(0, 1).reshape(length, -1, *x.shape[3:])  # [L, S·B, …]
 
     context = networks.Context(seen.prev_action, seen.prev_reward, seen.first) if recurrent else None
-    obs = normalize.normalize(moments, batch.obs)
+    obs = networks.align(network, normalize.normalize(moments, batch.obs))
     sample = Sample(obs, batch.action, batch.log_prob, context)
     memory = jax.tree.map(lambda x: x.reshape(-1, x.shape[-1]), seen.memory)  # [S, B, H] → [S·B, H]
     return *jax.tree.map(segments, (sample, targets)), memory

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tqpo.types import Array, Batch, Env, Key, PyTree
+from tqpo.types import UNLIMITED, Array, Batch, Env, Key, PyTree
 
 
 class Runner(NamedTuple):
@@ -51,15 +51,43 @@ class Rollout(NamedTuple):
     next_outputs: PyTree  # [T, B, …] at `batch.next_obs`; see `rollout` for where it is meaningful
 
 
+class Cuts(NamedTuple):
+    """Where episodes are cut off, as by a time-out, for their environments to begin anew. These do not count as episodes."""
+
+    after: Array  # [T, B] bool: after which steps
+    again: np.ndarray  # [B] bool: environments to which it happens again and again
+    most: int  # fresh starts of a rollout that are used up besides those after whole episodes
+    happen: bool  # False: every episode goes on to its end
+
+
 def pool_size(n_envs: int, n_steps: int, min_steps: int) -> int:
-    """Fresh starts that a rollout can use up: B·(⌈(T−1)/min_steps⌉ + 1)."""
-    return n_envs * (-(-(n_steps - 1) // min_steps) + 1)
+    """Episodes that can end in a rollout: B·(⌊(T−1)/min_steps⌋ + 1)."""
+    return n_envs * ((n_steps - 1) // min_steps + 1)
 
 
-def restarts(n_envs: int, n_steps: int, share: float, every: int) -> np.ndarray:
-    """[T, B] bool: after which steps the first `share` of the environments are cut off to begin anew, every few steps."""
-    at = np.arange(1, 1 + n_steps) % every == 0
-    return at[:, None] & (np.arange(n_envs) < round(share * n_envs))
+def no_cuts(n_envs: int, n_steps: int) -> Cuts:
+    """Every episode goes on to its end."""
+    return Cuts(jnp.zeros((n_steps, n_envs), bool), np.zeros(n_envs, bool), 0, False)
+
+
+def cuts(iteration: Array, env: Env, n_envs: int, n_steps: int, share: float = 0.0, every: int = 1) -> Cuts:
+    """The first `share` of the environments begin anew `every` few steps, where episodes are longer, one after the other.
+
+    Of the others each is cut off once, at its own step before the longest episode's end, where a rollout is shorter than that.
+    So where episodes have one length as many end in one rollout as in the next.
+    """
+    longest = env.max_steps
+    staggered = n_steps < longest < UNLIMITED
+    n_again = min(round(share * n_envs), n_envs - 1) if longest > every else 0  # some must end by themselves
+    if not (staggered or n_again):
+        return no_cuts(n_envs, n_steps)
+    place, again = np.arange(n_envs), np.arange(n_envs) < n_again
+    step = iteration * n_steps + 1 + jnp.arange(n_steps)[:, None]  # [T, 1] since the start of training
+    offset = place * every // max(n_again, 1)
+    first = (place - n_again) * longest // (n_envs - n_again) if staggered else np.zeros(n_envs, int)
+    after = jnp.where(again, (step + offset) % every == 0, step == first)
+    besides = n_envs - n_again if env.min_steps < longest else 0  # an episode that ended, and the next is cut off
+    return Cuts(after, again, n_again * -(-n_steps // every) + besides, True)
 
 
 def start(key: Key, env: Env, n_envs: int, memory: PyTree) -> Runner:
@@ -83,30 +111,27 @@ def rollout(
     n_steps: int,
     segment: int | None = None,
     look_ahead: bool = False,
-    restart: np.ndarray | None = None,
+    cut_off: Cuts | None = None,
 ) -> tuple[Runner, Rollout]:
     """T steps of B environments; the memory is kept at the start of each `segment` of steps (default: one).
 
-    Episodes also end, as by a time-out, after the steps that `restart` [T, B] marks.
-
-    `next_outputs` at step t are the outputs at step t + 1, which say nothing where an episode ended in between.
-    With `look_ahead` the policy is asked a second time in each step, about the observation before the reset, and
-    they are right everywhere.
+    `next_outputs` at step t are the outputs at step t + 1, which say nothing where an episode ended in between. With
+    `look_ahead` the policy is asked about the observation before the reset as well, and they are right after a time-out, too.
     """
     segment = segment or n_steps
     n_envs = runner.obs.shape[0]
     pool_key, noise_key = jax.random.split(key)
-    marks = np.zeros((n_steps, n_envs), bool) if restart is None else restart
-    starts = pool_size(n_envs, n_steps, env.min_steps) + int(marks.sum())
+    cut_off = cut_off or no_cuts(n_envs, n_steps)
+    starts = pool_size(n_envs, n_steps, env.min_steps) + cut_off.most
     pool = jax.vmap(env.reset)(jax.random.split(pool_key, starts))  # state, obs
     noise = jax.random.normal(noise_key, (n_steps // segment, segment, n_envs, env.action_size))
 
     def step(carry, drawn):
         now, used = carry
-        noise, mark = drawn
+        noise, cut_now = drawn
         decision = policy(now.obs, now.memory, now.prev_action, now.prev_reward, noise)
         env_state, result = jax.vmap(env.step)(now.env_state, jnp.clip(decision.action, -1.0, 1.0))
-        result = result._replace(truncated=result.truncated | mark)
+        result = result._replace(truncated=result.truncated | cut_now)
         ended = result.terminated | result.truncated  # [B]
         seen = Batch(
             now.obs,
@@ -118,11 +143,6 @@ def rollout(
             result.truncated,
             result.obs,
         )
-        next_outputs = None
-        if look_ahead:
-            next_outputs = policy(
-                result.obs, decision.memory, decision.action, result.reward, jnp.zeros_like(noise)
-            ).outputs
         onward = Runner(env_state, result.obs, decision.memory, decision.action, result.reward, ended)
         rank = jnp.cumsum(ended) - 1  # among those that end now
         fresh_state, fresh_obs = jax.tree.map(lambda leaf: leaf[used + rank], pool)
@@ -135,22 +155,27 @@ def rollout(
             ended,
         )
         carry = select(ended, restarted, onward), used + ended.sum()
-        return carry, (seen, now.first, decision.outputs, next_outputs)
+        return carry, (seen, now.first, decision.outputs, decision.memory if look_ahead else None)
 
     def one_segment(carry, drawn):
         memory = carry[0].memory
         carry, seen = jax.lax.scan(step, carry, drawn)
         return carry, (memory, seen)
 
-    drawn = noise, jnp.asarray(marks.reshape(noise.shape[:3]))
+    drawn = noise, cut_off.after.reshape(noise.shape[:3])
     (after, _), (memory, seen) = jax.lax.scan(one_segment, (runner, jnp.zeros((), int)), drawn)
     flat = jax.tree.map(lambda x: x.reshape(n_steps, *x.shape[2:]), seen)  # [S, T/S, B, …] → [T, B, …]
-    batch, first, outputs, next_outputs = flat
-    if outputs is not None and not look_ahead:
-        last = policy(
-            after.obs, after.memory, after.prev_action, after.prev_reward, jnp.zeros_like(noise[0, 0])
-        ).outputs
+    batch, first, outputs, remembered = flat
+    next_outputs = None
+    if outputs is not None:
+        context = after.obs, after.memory, after.prev_action, after.prev_reward
+        last = policy(*context, jnp.zeros_like(after.prev_action)).outputs
         next_outputs = jax.tree.map(lambda x, end: jnp.concatenate([x[1:], end[None]]), outputs, last)
+    if look_ahead:
+        at = jnp.nonzero(batch.truncated, size=starts, fill_value=0)  # (t, b); spare places all point at (0, 0)
+        obs, action, reward = batch.next_obs[at], batch.action[at], batch.reward[at]
+        there = policy(obs, jax.tree.map(lambda x: x[at], remembered), action, reward, jnp.zeros_like(action)).outputs
+        next_outputs = jax.tree.map(lambda x, y: x.at[at].set(y), next_outputs, there)
     prev_action = jnp.concatenate([runner.prev_action[None], batch.action[:-1]])
     prev_reward = jnp.concatenate([runner.prev_reward[None], batch.reward[:-1]])
     return after, Rollout(

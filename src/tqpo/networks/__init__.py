@@ -78,10 +78,23 @@ class NetworkSpec:
             raise ConfigError(f"network hidden = {self.hidden}: at least one positive layer size")
 
 
+def rounded(*operands: Array) -> tuple[Array, ...]:
+    """The operands of a product, in half the bits where the precision asked for is bfloat16 (not on a CPU, which is slow at
+    it)."""
+    asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
+    half = asked == "bfloat16" and jax.default_backend() != "cpu"
+    return tuple(x.astype(jnp.bfloat16) for x in operands) if half else operands
+
+
+def product(x: Array, y: Array) -> Array:
+    """x @ y of `rounded` operands, summed in float32."""
+    return jnp.matmul(*rounded(x, y), preferred_element_type=jnp.result_type(float))
+
+
 @jax.custom_vjp
 def affine(weight: Array, bias: Array, x: Array) -> Array:
-    """x·W + b, with the gradient written out for `outer_sum`'s sake."""
-    return x @ weight + bias
+    """x·W + b, with the gradient written out for `outer_sum`'s sake. Columns of x beyond W's rows are zeros (`align`)."""
+    return product(x, jnp.pad(weight, ((0, x.shape[-1] - weight.shape[0]), (0, 0)))) + bias
 
 
 def _affine_forward(weight, bias, x):
@@ -90,7 +103,8 @@ def _affine_forward(weight, bias, x):
 
 def _affine_backward(residuals, d):
     weight, x = residuals
-    return outer_sum(x, d), d.reshape(-1, d.shape[-1]).sum(0), d @ weight.T
+    d_x = jnp.pad(product(d, weight.T), (*[(0, 0)] * (x.ndim - 1), (0, x.shape[-1] - weight.shape[0])))
+    return outer_sum(x, d)[: len(weight)], d.reshape(-1, d.shape[-1]).sum(0), d_x
 
 
 affine.defvjp(_affine_forward, _affine_backward)
@@ -105,7 +119,7 @@ def outer_sum(x: Array, d: Array) -> Array:
     columns = x.reshape(-1, x.shape[-1]).T
     if jax.default_backend() == "cpu":
         columns = jax.lax.optimization_barrier(columns)
-    return columns @ d.reshape(-1, d.shape[-1])
+    return product(columns, d.reshape(-1, d.shape[-1]))
 
 
 class Linear(eqx.Module):
@@ -224,7 +238,7 @@ def act(
     features = actor.body(obs)
     if actor.lstm is not None and memory is not None:
         gates = _gates_in(actor.lstm, features, prev_action, prev_reward)
-        memory, _ = _cell(gates + memory.h @ actor.lstm.weight_rec, memory.c)
+        memory, _ = _cell(gates + product(memory.h, actor.lstm.weight_rec), memory.c)
         features = features + memory.h
     return _squash(actor, actor.mean(features)), actor.log_std, memory, features
 
@@ -235,6 +249,8 @@ def unroll(network: Network, obs: Array, context: Context | None, memory: Memory
     The LSTM's input products are one large product before the loop: only the recurrent one is inside it.
     """
     actor = network.actor
+    if runs_beside(network):
+        return _unroll_beside(network, obs)
     features = actor.body(obs)
     if actor.lstm is not None and context is not None and memory is not None:
         gates = _gates_in(actor.lstm, features, context.prev_action, context.prev_reward, ALIGNED)  # [T, B, 4H]
@@ -242,6 +258,44 @@ def unroll(network: Network, obs: Array, context: Context | None, memory: Memory
         features = features + lstm_scan(gates, actor.lstm.weight_rec, keep, memory.h, memory.c)
     raw = actor.mean(features)
     return Outputs(_squash(actor, raw), actor.log_std, read_heads(network, obs, features), raw)
+
+
+def runs_beside(network: Network) -> bool:
+    """Whether `unroll` computes all bodies in products that they share: a few large ones are what a GPU is fast at."""
+    bodies = [network.actor.body, *network.trunks.values()]
+    shapes = [[layer.weight.shape for layer in body.layers] if isinstance(body, MLP) else None for body in bodies]
+    alike = all(shape == shapes[0] for shape in shapes) and shapes[0] is not None
+    return alike and network.actor.lstm is None and jax.default_backend() != "cpu"
+
+
+def _unroll_beside(network: Network, obs: Array) -> Outputs:
+    """`unroll` of an MLP whose bodies have one shape: one product for all first layers, then batches of products."""
+    names = list(network.trunks)
+    bodies = [b for b in (network.actor.body, *network.trunks.values()) if isinstance(b, MLP)]
+    readouts = [network.actor.mean, *(network.readouts[name] for name in names)]
+    first, *later = zip(*(body.layers for body in bodies), strict=True)
+    activate = LAYERS[bodies[0].activation]
+    flat = obs.reshape(-1, obs.shape[-1])
+    x = affine(jnp.concatenate([w.weight for w in first], -1), jnp.concatenate([w.bias for w in first]), flat)
+    x = activate(x).reshape(len(flat), len(bodies), -1).swapaxes(0, 1)  # [bodies, N, H]
+    for layers in later:
+        x = product(x, jnp.stack([w.weight for w in layers])) + jnp.stack([w.bias for w in layers])[:, None]
+        x = activate(x)
+    width = -(-max(len(w.bias) for w in readouts) // ALIGNED) * ALIGNED
+    weights = [jnp.pad(w.weight, ((0, 0), (0, width - len(w.bias)))) for w in readouts]
+    biases = [jnp.pad(w.bias, (0, width - len(w.bias))) for w in readouts]
+    out = product(x, jnp.stack(weights)) + jnp.stack(biases)[:, None]
+    out = out.reshape(len(bodies), *obs.shape[:-1], width)
+    raw = out[0, ..., : len(readouts[0].bias)]
+    heads = _split_heads(network, {name: out[1 + i] for i, name in enumerate(names)})
+    return Outputs(_squash(network.actor, raw), network.actor.log_std, heads, raw)
+
+
+def align(network: Network, obs: Array) -> Array:
+    """Observations filled up with zeros to a width that a GPU's matrix kernels take as it is; others go as they are."""
+    plain = all(isinstance(body, MLP) for body in (network.actor.body, *network.trunks.values()))
+    fill = -obs.shape[-1] % (2 * ALIGNED) if plain and jax.default_backend() != "cpu" else 0
+    return jnp.pad(obs, (*[(0, 0)] * (obs.ndim - 1), (0, fill)))
 
 
 def _squash(actor: Actor, raw: Array) -> Array:
@@ -254,7 +308,11 @@ def read_heads(network: Network, obs: Array, features: Array | None) -> dict[str
     trunks = {name: trunk(obs) for name, trunk in network.trunks.items()}
     if "critic" not in trunks and features is not None:
         trunks["critic"] = features
-    raw = {name: readout(trunks[name]) for name, readout in network.readouts.items()}
+    return _split_heads(network, {name: readout(trunks[name]) for name, readout in network.readouts.items()})
+
+
+def _split_heads(network: Network, raw: dict[str, Array]) -> dict[str, Array]:
+    """Each head's part of what was read from its trunk."""
     offset = dict.fromkeys(raw, 0)
     heads = {}
     for name, head in network.heads:
@@ -295,40 +353,45 @@ def lstm_scan(gates: Array, weight_rec: Array, keep: Array, h: Array, c: Array) 
 
 
 def _lstm_forward(gates, weight_rec, keep, h, c):
+    (weight,) = rounded(weight_rec)  # once, not in every step
+
     def step(carry, now):
         x, k = now
         h, c = carry[0] * k, carry[1] * k
-        memory, activated = _cell(x + h @ weight_rec, c)
-        return memory, (memory.h, h, c, jnp.concatenate(activated, -1))
+        memory, activated = _cell(x + product(h, weight), c)
+        return memory, (memory.h, *rounded(h, c, jnp.concatenate(activated, -1)))
 
     _, (out, h_in, c_in, activated) = jax.lax.scan(step, Memory(h, c), (gates, keep))
-    return out, (weight_rec, keep, h_in, c_in, activated)
+    return out, (weight, keep, h_in, c_in, activated)
 
 
 def _lstm_backward(residuals, d_out):
-    weight_rec, keep, h_in, c_in, activated = residuals
+    weight, keep, h_in, c_in, activated = residuals
 
     def step(carry, now):
         d_h, d_c = carry
         d_y, k, c, gates = now
+        c, gates = c.astype(d_y.dtype), gates.astype(d_y.dtype)
         i, f, g, o = jnp.split(gates, 4, -1)
         tanh_c = jnp.tanh(f * c + i * g)
         d_h = d_h + d_y
         d_c = d_c + d_h * o * (1 - tanh_c**2)
-        d_gates = jnp.concatenate(
-            [
-                d_c * g * i * (1 - i),
-                d_c * c * f * (1 - f),
-                d_c * i * (1 - g**2),
-                d_h * tanh_c * o * (1 - o),
-            ],
-            -1,
+        (d_gates,) = rounded(
+            jnp.concatenate(
+                [
+                    d_c * g * i * (1 - i),
+                    d_c * c * f * (1 - f),
+                    d_c * i * (1 - g**2),
+                    d_h * tanh_c * o * (1 - o),
+                ],
+                -1,
+            )
         )
-        return (k * (d_gates @ weight_rec.T), k * d_c * f), d_gates
+        return (k * product(d_gates, weight.T), k * d_c * f), d_gates
 
     zero = jnp.zeros_like(d_out[0])
     (d_h, d_c), d_gates = jax.lax.scan(step, (zero, zero), (d_out, keep, c_in, activated), reverse=True)
-    return d_gates, outer_sum(h_in, d_gates), jnp.zeros_like(keep), d_h, d_c
+    return d_gates.astype(d_out.dtype), outer_sum(h_in, d_gates), jnp.zeros_like(keep), d_h, d_c
 
 
 lstm_scan.defvjp(_lstm_forward, _lstm_backward)

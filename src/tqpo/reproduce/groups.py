@@ -51,9 +51,9 @@ from tqpo.training.program import Chunk, Group, init_group, take_run
 REPEATABLE = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 GROUPS = ".groups"
 PARTIAL_EVERY = 5  # chunks between two writings of what is known so far
-PILOT_EPISODES = 2000  # of each snapshot that a policy is chosen from
-DIAL_PILOT_EPISODES = 500  # of each position of a dial
-TEST_EPISODES = 8_000  # at most, of all snapshots of a seed together: one that needs more is too near its level
+PILOT_EPISODES = 2000  # of each snapshot that a policy is chosen from, and of each position of a dial
+TEST_EPISODES = 5_000  # at most, of all snapshots of a seed together: one that needs more is too near its level
+RARE = 0.05  # where fewer episodes may be unsafe than this share, tests are longer in proportion
 
 
 def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:
@@ -147,14 +147,11 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
         snapshots[iterations] = policies_of(last.state)
         checked = {}
         for k, cell in enumerate(cells):
-            taken, chosen, dials = {}, {}, {}
-            for j, seed in enumerate(plan.seeds):
-                own = {i: take_run(policies, k * len(plan.seeds) + j) for i, policies in snapshots.items()}
-                taken[seed], seen = own, None
-                if has_dial(first_cell.config):
-                    seen = look(first_cell, {seed: own}, PILOT_SEED, DIAL_PILOT_EPISODES)[seed]
-                    dials[seed] = at_levels(plan, cell, own, seed, seen)
-                chosen[seed] = choose_one(plan, cell, own, seed, seen)
+            at, dialled = k * len(plan.seeds), has_dial(first_cell.config)
+            taken = {s: {i: take_run(x, at + j) for i, x in snapshots.items()} for j, s in enumerate(plan.seeds)}
+            seen = look(first_cell, taken, PILOT_SEED, PILOT_EPISODES) if len(snapshots) > 1 or dialled else {}
+            dials = {s: at_levels(plan, cell, own, s, seen[s]) for s, own in taken.items()} if dialled else {}
+            chosen = {s: choose_one(plan, cell, own, s, seen.get(s)) for s, own in taken.items()}
             keep_policies(plan, cell, taken, chosen)
             facts = {
                 "iterations_of_policies": {s: c.label for s, c in chosen.items()},
@@ -185,13 +182,16 @@ def open_group(plan: Plan, cells: Sequence[Cell], group: Group) -> tuple[store.R
 
 
 def choose_one(
-    plan: Plan, cell: Cell, candidates: Mapping[Any, ActorPolicy], seed: int, seen: Mapping[Any, Totals] | None = None
+    plan: Plan,
+    cell: Cell,
+    candidates: Mapping[Any, ActorPolicy],
+    seed: int,
+    seen: Mapping[Any, Totals] | None,
 ) -> Choice:
     """The snapshot of a seed that is kept. The last one of a plan without a choice is kept as it is, not tested."""
     if len(candidates) == 1:
         return Choice(next(iter(candidates)), None)
-    pilot = PILOT_EPISODES if seen is None else DIAL_PILOT_EPISODES
-    return choose(plan.prepare(cell), candidates, seed, pilot, TEST_EPISODES, seen=seen)
+    return choose(plan.prepare(cell), candidates, seed, PILOT_EPISODES, TEST_EPISODES, seen=seen)
 
 
 def at_levels(
@@ -202,7 +202,8 @@ def at_levels(
     for level in DIAL_LEVELS:
         asked = tuple(dataclasses.replace(c, safety=level) for c in prepared.config.constraints)
         asking = asking_of(prepared, asked)
-        choice = choose(asking, candidates, seed, DIAL_PILOT_EPISODES, TEST_EPISODES, roots=ASKED_SEEDS, seen=seen)
+        most = round(TEST_EPISODES * max(1.0, RARE / (1 - level)))
+        choice = choose(asking, candidates, seed, PILOT_EPISODES, most, roots=ASKED_SEEDS, seen=seen)
         env: Any = asking.env
         totals = run_episodes(env, candidates[choice.label], evaluation_key(seed), max(plan.episodes, 1))
         safe = float((totals.costs[:, asked[0].channel] <= float(asked[0].limit)).mean())

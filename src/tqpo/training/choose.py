@@ -131,8 +131,7 @@ def certify(folder: store.Run, asked: Asked, seed: int | None = None, tick: Clos
         dial = load_dial(folder, s)
         assert dial is not None
         own = {position: dial.at(position) for position in range(dial.size)}
-        pilot_episodes = prepared.selection_episodes
-        choice = choose(asking, own, s, pilot_episodes, most, asked.confidence, ASKED_SEEDS, tick=tick)
+        choice = choose(asking, own, s, asking.selection_episodes, most, asked.confidence, ASKED_SEEDS, tick=tick)
         if asked.physics == "jax" and not asked.deterministic and choice.found:
             entry = entry_of(folder, prepared, s, choice.found, choice.keys, choice.most, limits)
         else:

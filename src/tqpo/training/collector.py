@@ -177,8 +177,9 @@ def make_learn(env: HostSpec, algorithm: str):
         core = state.learner
         begun = jnp.where(seen.first[0][:, None], 0.0, core.episodes.running)  # sums of episodes that were lost
         core = core._replace(episodes=core.episodes._replace(running=begun))
-        most = rollout.pool_size(config.learner.n_envs, config.learner.n_steps, env.min_steps)
-        core, experience = learner.examine(core, seen, config.learner, most)
+        shape = config.learner.n_envs, config.learner.n_steps
+        most = rollout.pool_size(*shape, env.min_steps)
+        core, experience = learner.examine(core, seen, config.learner, most, rollout.no_cuts(*shape))
         return algorithms.get(algorithm).learn(state._replace(learner=core), experience, config)
 
     def learn(states, seen, configs):

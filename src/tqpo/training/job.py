@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tqpo import references
-from tqpo.algorithms.presets import BUDGET_ON, TASK_SETTINGS, VARIANTS, preset
+from tqpo.algorithms.presets import BY_TASK, TASK_SETTINGS, VARIANTS, preset
 from tqpo.algorithms.settings import Constraint, field_names, replace
 from tqpo.envs import Task, TaskConfig, make
 from tqpo.envs.budget import Budget, Budgeted, unwrapped
@@ -30,7 +30,7 @@ from tqpo.types import UNLIMITED, Env, Spec
 
 SNAPSHOT_SHARE = 1 / 3  # of training, at its end, in which snapshots are taken
 DIAL_SHARE, DIAL_POSITIONS = 0.8, 32  # the same where they are the positions of a dial, and how many at least
-SELECTION_EPISODES = 384
+SELECTION_EPISODES, SELECTION_OUTAGE = 384, 0.1  # where one episode in ten may be unsafe, and in proportion where fewer
 HOST_SELECTION_EPISODES = 64  # on the host, where episodes are dear
 TEST_EPISODES = 10_000  # at most, of a certificate
 HOST_TEST_EPISODES = 1_000
@@ -152,7 +152,8 @@ class Job:
         if self.constraints:
             usual = preset(self.preset, self.algo).constraints[0]
             asked = {"constraints": tuple(parse_constraint(text, env.cost_names, usual) for text in self.constraints)}
-        own = BUDGET_ON.get(self.task, {}) if (self.preset, self.base_algorithm) == ("fast", "budget") else {}
+        names = dict.fromkeys((self.base_algorithm, self.algo)) if self.preset == "fast" else ()
+        own = {name: x for algo in names for name, x in BY_TASK.get((algo, self.task), {}).items()}
         return asked | own | dict(self.settings)
 
     def judged_by(self, constraints: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
@@ -240,7 +241,11 @@ class Prepared:
 
     @property
     def selection_episodes(self) -> int:
-        return HOST_SELECTION_EPISODES if self.on_host else SELECTION_EPISODES
+        """Of each candidate, to put them in order. The rarer unsafe ones may be, the more it takes to see some."""
+        if self.on_host:
+            return HOST_SELECTION_EPISODES
+        rarest = min((1 - float(c.safety) for c in self.asked if c.kind == "quantile"), default=SELECTION_OUTAGE)
+        return min(round(SELECTION_EPISODES * max(1.0, SELECTION_OUTAGE / rarest)), TEST_EPISODES)
 
     @property
     def test_episodes(self) -> int:
