@@ -8,7 +8,7 @@ from scipy import signal
 
 from tqpo import networks, references
 from tqpo.errors import ConfigError
-from tqpo.networks import Context, Head, Memory, NetworkSpec, trunks
+from tqpo.networks import Context, Head, Memory, NetworkSpec, layers, trunks
 
 OBS, ACTIONS, T, B, H = 5, 2, 7, 3, 8
 HEADS = {"value": Head(), "quantiles": Head((2, 4), "exp"), "shape": Head((2,), "4sigmoid")}
@@ -36,7 +36,7 @@ def test_a_layers_written_out_gradient_is_that_of_the_plain_product():
     def gradients(layer):
         return jax.grad(lambda *args: jnp.sum(jnp.tanh(layer(*args)) * d), argnums=(0, 1, 2))(weight, bias, x)
 
-    for written, plain in zip(gradients(networks.affine), gradients(lambda w, b, x: x @ w + b), strict=True):
+    for written, plain in zip(gradients(layers.affine), gradients(lambda w, b, x: x @ w + b), strict=True):
         np.testing.assert_allclose(written, plain, rtol=1e-5, atol=1e-5)
 
 
@@ -63,7 +63,7 @@ def test_lstm_gradient_is_autodiffs(x64):
     def total(f):
         return jax.value_and_grad(lambda g, w, h, c: jnp.sum(direction * f(g, w, keep, h, c)), (0, 1, 2, 3))
 
-    both = [total(f)(gates, weight, h, c) for f in (networks.lstm_scan, plain_scan)]
+    both = [total(f)(gates, weight, h, c) for f in (layers.lstm_scan, plain_scan)]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-12), *both)
 
 
@@ -193,7 +193,7 @@ def test_impossible_networks_are_refused(spec):
 
 @pytest.mark.parametrize("shape", [(61, 64), (64, 64), (64, 2), (3, 64)])
 def test_orthogonal_weights_have_an_orthonormal_shorter_side(shape):
-    weight = np.asarray(networks._orthogonal(jax.random.key(0), *shape))
+    weight = np.asarray(layers.orthogonal(jax.random.key(0), *shape))
     assert weight.shape == shape
     gram = weight.T @ weight if shape[0] >= shape[1] else weight @ weight.T
     np.testing.assert_allclose(gram, np.eye(min(shape)), atol=1e-5)

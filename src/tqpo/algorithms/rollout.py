@@ -166,16 +166,9 @@ def rollout(
     (after, _), (memory, seen) = jax.lax.scan(one_segment, (runner, jnp.zeros((), int)), drawn)
     flat = jax.tree.map(lambda x: x.reshape(n_steps, *x.shape[2:]), seen)  # [S, T/S, B, …] → [T, B, …]
     batch, first, outputs, remembered = flat
-    next_outputs = None
-    if outputs is not None:
-        context = after.obs, after.memory, after.prev_action, after.prev_reward
-        last = policy(*context, jnp.zeros_like(after.prev_action)).outputs
-        next_outputs = jax.tree.map(lambda x, end: jnp.concatenate([x[1:], end[None]]), outputs, last)
+    next_outputs = None if outputs is None else _outputs_after(policy, after, outputs)
     if look_ahead:
-        at = jnp.nonzero(batch.truncated, size=starts, fill_value=0)  # (t, b); spare places all point at (0, 0)
-        obs, action, reward = batch.next_obs[at], batch.action[at], batch.reward[at]
-        there = policy(obs, jax.tree.map(lambda x: x[at], remembered), action, reward, jnp.zeros_like(action)).outputs
-        next_outputs = jax.tree.map(lambda x, y: x.at[at].set(y), next_outputs, there)
+        next_outputs = _outputs_at_time_outs(policy, batch, remembered, next_outputs, starts)
     prev_action = jnp.concatenate([runner.prev_action[None], batch.action[:-1]])
     prev_reward = jnp.concatenate([runner.prev_reward[None], batch.reward[:-1]])
     return after, Rollout(
@@ -187,6 +180,21 @@ def rollout(
         outputs,
         next_outputs,
     )
+
+
+def _outputs_after(policy: Policy, after: Runner, outputs: PyTree) -> PyTree:
+    """The outputs at the step that follows each step, [T, B, …]; the last is asked for."""
+    context = after.obs, after.memory, after.prev_action, after.prev_reward
+    last = policy(*context, jnp.zeros_like(after.prev_action)).outputs
+    return jax.tree.map(lambda x, end: jnp.concatenate([x[1:], end[None]]), outputs, last)
+
+
+def _outputs_at_time_outs(policy: Policy, batch: Batch, memory: PyTree, outputs: PyTree, most: int) -> PyTree:
+    """`outputs` after each step, asked for anew where an episode was cut off: at what it would have seen next."""
+    at = jnp.nonzero(batch.truncated, size=most, fill_value=0)  # (t, b); spare places all point at (0, 0)
+    obs, action, reward = batch.next_obs[at], batch.action[at], batch.reward[at]
+    there = policy(obs, jax.tree.map(lambda x: x[at], memory), action, reward, jnp.zeros_like(action)).outputs
+    return jax.tree.map(lambda x, y: x.at[at].set(y), outputs, there)
 
 
 def select(flags: Array, chosen: PyTree, other: PyTree) -> PyTree:

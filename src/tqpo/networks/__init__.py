@@ -5,9 +5,8 @@
                        └▶ LSTM(features, previous action, previous reward) ─▲
 
 A body may begin with a trunk of its own (`trunks`). The log standard deviation is a free vector; without one the mean is
-not squashed and holds the logits of a choice, or of several. What
-the heads mean is their user's business: a `Head` has a name, a shape, an activation and a trunk. An `Actor`
-is all that acting needs; it can be stored and loaded alone.
+not squashed and holds the logits of a choice, or of several. What the heads mean is their user's business: a `Head` has a
+name, a shape, an activation and a trunk. An `Actor` is all that acting needs; it can be stored and loaded alone.
 
 All functions take any leading axes unless a comment fixes them; observations arrive normalised.
 """
@@ -24,6 +23,21 @@ import numpy as np
 from tqpo.errors import ConfigError
 from tqpo.maths.distribution import Choices
 from tqpo.networks import trunks as own_trunks
+from tqpo.networks.layers import (
+    ALIGNED,
+    LAYERS,
+    LSTM,
+    MLP,
+    Linear,
+    Memory,
+    affine,
+    cell,
+    gates_in,
+    lstm_scan,
+    make_linear,
+    make_lstm,
+    product,
+)
 from tqpo.types import Array, Key
 
 ACTIVATIONS = {
@@ -32,9 +46,7 @@ ACTIVATIONS = {
     "sigmoid": jax.nn.sigmoid,
     "4sigmoid": lambda x: 4 * jax.nn.sigmoid(x),
 }
-LAYERS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "elu": jax.nn.elu, "silu": jax.nn.silu}
 TRUNKS = ("critic", "own")
-ALIGNED = 8  # a GPU's fast matrix kernels want inner sizes that are multiples of this
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,76 +90,7 @@ class NetworkSpec:
             raise ConfigError(f"network hidden = {self.hidden}: at least one positive layer size")
 
 
-def rounded(*operands: Array) -> tuple[Array, ...]:
-    """The operands of a product, in half the bits where the precision asked for is bfloat16 (not on a CPU, which is slow at
-    it)."""
-    asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-    half = asked == "bfloat16" and jax.default_backend() != "cpu"
-    return tuple(x.astype(jnp.bfloat16) for x in operands) if half else operands
-
-
-def product(x: Array, y: Array) -> Array:
-    """x @ y of `rounded` operands, summed in float32."""
-    return jnp.matmul(*rounded(x, y), preferred_element_type=jnp.result_type(float))
-
-
-@jax.custom_vjp
-def affine(weight: Array, bias: Array, x: Array) -> Array:
-    """x·W + b, with the gradient written out for `outer_sum`'s sake. Columns of x beyond W's rows are zeros (`align`)."""
-    return product(x, jnp.pad(weight, ((0, x.shape[-1] - weight.shape[0]), (0, 0)))) + bias
-
-
-def _affine_forward(weight, bias, x):
-    return affine(weight, bias, x), (weight, x)
-
-
-def _affine_backward(residuals, d):
-    weight, x = residuals
-    d_x = jnp.pad(product(d, weight.T), (*[(0, 0)] * (x.ndim - 1), (0, x.shape[-1] - weight.shape[0])))
-    return outer_sum(x, d)[: len(weight)], d.reshape(-1, d.shape[-1]).sum(0), d_x
-
-
-affine.defvjp(_affine_forward, _affine_backward)
-
-
-def outer_sum(x: Array, d: Array) -> Array:
-    """Σ x ⊗ d over all leading axes, [in, out]: the gradient of a weight.
-
-    XLA's CPU backend is slow at a product over the first axis of both; a transpose and a plain product take less. The barrier
-    keeps it from undoing that.
-    """
-    columns = x.reshape(-1, x.shape[-1]).T
-    if jax.default_backend() == "cpu":
-        columns = jax.lax.optimization_barrier(columns)
-    return product(columns, d.reshape(-1, d.shape[-1]))
-
-
-class Linear(eqx.Module):
-    weight: Array  # [in, out]
-    bias: Array  # [out]
-
-    def __call__(self, x: Array) -> Array:
-        return affine(self.weight, self.bias, x)
-
-
-class MLP(eqx.Module):
-    layers: tuple[Linear, ...]
-    activation: str = eqx.field(static=True, default="tanh")
-
-    def __call__(self, x: Array) -> Array:
-        for layer in self.layers:
-            x = LAYERS[self.activation](layer(x))
-        return x
-
-
 Body = MLP | own_trunks.Fronted
-
-
-class Memory(NamedTuple):
-    """The LSTM's state, zero when an episode starts."""
-
-    h: Array  # [..., H]
-    c: Array  # [..., H]
 
 
 class Context(NamedTuple):
@@ -156,14 +99,6 @@ class Context(NamedTuple):
     prev_action: Array  # [T, B, A]; 0 where an episode starts
     prev_reward: Array  # [T, B]; 0 where an episode starts
     first: Array  # [T, B] bool: an episode starts here
-
-
-class LSTM(eqx.Module):
-    """Gates in PyTorch's order i, f, g, o, with its two biases: Adam moves their sum twice as fast as one."""
-
-    weight_in: Array  # [in, 4H]
-    weight_rec: Array  # [H, 4H]
-    bias: Array  # [2, 4H]
 
 
 class Actor(eqx.Module):
@@ -206,8 +141,8 @@ def make_network(
     log_std = free if not discrete else Choices(choices) if len(choices) > 1 else None
     actor = Actor(
         body=_body(next(keys), obs_size, obs_shape, spec),
-        lstm=_lstm(next(keys), width + action_size + 1, width) if spec.kind == "lstm" else None,
-        mean=_linear(next(keys), width, action_size, spec.init, gain=0.01),
+        lstm=make_lstm(next(keys), width + action_size + 1, width) if spec.kind == "lstm" else None,
+        mean=make_linear(next(keys), width, action_size, spec.init, gain=0.01),
         log_std=log_std,
     )
     used = {head.trunk for head in heads.values()}
@@ -219,7 +154,7 @@ def make_network(
     readouts = {}
     for trunk in (t for t in TRUNKS if t in used):
         size = sum(head.size for head in heads.values() if head.trunk == trunk)
-        readouts[trunk] = _linear(next(keys), width, size, spec.init, gain=1.0)
+        readouts[trunk] = make_linear(next(keys), width, size, spec.init, gain=1.0)
     return Network(actor, trunks, readouts, tuple(heads.items()))
 
 
@@ -237,8 +172,8 @@ def act(
     """One step: mean, log_std, the memory after it, and the features that `read_heads` takes."""
     features = actor.body(obs)
     if actor.lstm is not None and memory is not None:
-        gates = _gates_in(actor.lstm, features, prev_action, prev_reward)
-        memory, _ = _cell(gates + product(memory.h, actor.lstm.weight_rec), memory.c)
+        gates = gates_in(actor.lstm, features, prev_action, prev_reward)
+        memory, _ = cell(gates + product(memory.h, actor.lstm.weight_rec), memory.c)
         features = features + memory.h
     return _squash(actor, actor.mean(features)), actor.log_std, memory, features
 
@@ -253,7 +188,7 @@ def unroll(network: Network, obs: Array, context: Context | None, memory: Memory
         return _unroll_beside(network, obs)
     features = actor.body(obs)
     if actor.lstm is not None and context is not None and memory is not None:
-        gates = _gates_in(actor.lstm, features, context.prev_action, context.prev_reward, ALIGNED)  # [T, B, 4H]
+        gates = gates_in(actor.lstm, features, context.prev_action, context.prev_reward, ALIGNED)  # [T, B, 4H]
         keep = 1.0 - context.first[..., None].astype(gates.dtype)
         features = features + lstm_scan(gates, actor.lstm.weight_rec, keep, memory.h, memory.c)
     raw = actor.mean(features)
@@ -323,110 +258,6 @@ def _split_heads(network: Network, raw: dict[str, Array]) -> dict[str, Array]:
     return heads
 
 
-def _gates_in(lstm: LSTM, features: Array, prev_action: Array, prev_reward: Array, multiple: int = 1) -> Array:
-    """The inputs' part of the gates.
-
-    Zeros fill the inputs up to a `multiple`, which changes the speed and nothing else.
-    """
-    fill = -lstm.weight_in.shape[0] % multiple
-    zeros = jnp.zeros((*prev_reward.shape, fill))
-    x = jnp.concatenate([features, prev_action, prev_reward[..., None], zeros], -1)
-    return affine(jnp.pad(lstm.weight_in, ((0, fill), (0, 0))), lstm.bias.sum(0), x)
-
-
-def _cell(gates: Array, c: Array) -> tuple[Memory, tuple[Array, ...]]:
-    """c' = σ(f)·c + σ(i)·tanh(g), h' = σ(o)·tanh(c'); also the gates after their activation."""
-    i, f, g, o = jnp.split(gates, 4, -1)
-    i, f, g, o = jax.nn.sigmoid(i), jax.nn.sigmoid(f), jnp.tanh(g), jax.nn.sigmoid(o)
-    c = f * c + i * g
-    return Memory(o * jnp.tanh(c), c), (i, f, g, o)
-
-
-@jax.custom_vjp
-def lstm_scan(gates: Array, weight_rec: Array, keep: Array, h: Array, c: Array) -> Array:
-    """h_t of every step: `gates` [T, B, 4H] hold the inputs' part, `keep` [T, B, 1] is 0 where an episode starts.
-
-    The gradient is written out because plain autodiff of the scan adds a [H, 4H] gradient to a running sum at
-    every step. Here the backward scan yields the gates' gradients, and the weight's is one product after it.
-    """
-    return _lstm_forward(gates, weight_rec, keep, h, c)[0]
-
-
-def _lstm_forward(gates, weight_rec, keep, h, c):
-    (weight,) = rounded(weight_rec)  # once, not in every step
-
-    def step(carry, now):
-        x, k = now
-        h, c = carry[0] * k, carry[1] * k
-        memory, activated = _cell(x + product(h, weight), c)
-        return memory, (memory.h, *rounded(h, c, jnp.concatenate(activated, -1)))
-
-    _, (out, h_in, c_in, activated) = jax.lax.scan(step, Memory(h, c), (gates, keep))
-    return out, (weight, keep, h_in, c_in, activated)
-
-
-def _lstm_backward(residuals, d_out):
-    weight, keep, h_in, c_in, activated = residuals
-
-    def step(carry, now):
-        d_h, d_c = carry
-        d_y, k, c, gates = now
-        c, gates = c.astype(d_y.dtype), gates.astype(d_y.dtype)
-        i, f, g, o = jnp.split(gates, 4, -1)
-        tanh_c = jnp.tanh(f * c + i * g)
-        d_h = d_h + d_y
-        d_c = d_c + d_h * o * (1 - tanh_c**2)
-        (d_gates,) = rounded(
-            jnp.concatenate(
-                [
-                    d_c * g * i * (1 - i),
-                    d_c * c * f * (1 - f),
-                    d_c * i * (1 - g**2),
-                    d_h * tanh_c * o * (1 - o),
-                ],
-                -1,
-            )
-        )
-        return (k * product(d_gates, weight.T), k * d_c * f), d_gates
-
-    zero = jnp.zeros_like(d_out[0])
-    (d_h, d_c), d_gates = jax.lax.scan(step, (zero, zero), (d_out, keep, c_in, activated), reverse=True)
-    return d_gates.astype(d_out.dtype), outer_sum(h_in, d_gates), jnp.zeros_like(keep), d_h, d_c
-
-
-lstm_scan.defvjp(_lstm_forward, _lstm_backward)
-
-
-def _orthogonal(key: Key, rows: int, columns: int) -> Array:
-    """A random matrix whose shorter side is orthonormal, by Gram–Schmidt, each vector twice against those before it.
-
-    Not by LAPACK's QR: on a CPU with two cores, jaxlib's batched calls can wait for each other for ever.
-    """
-    n, m = max(rows, columns), min(rows, columns)
-    columns_first = jax.random.normal(key, (m, n))  # one vector per row
-
-    def orthonormalise(j, basis):
-        vector = columns_first[j]
-        for _ in range(2):
-            vector = vector - basis.T @ (basis @ vector)  # rows not reached yet are zero
-        return basis.at[j].set(vector / jnp.linalg.norm(vector))
-
-    basis = jax.lax.fori_loop(0, m, orthonormalise, jnp.zeros((m, n)))
-    return basis.T if rows >= columns else basis
-
-
-def _linear(key: Key, size_in: int, size_out: int, init: str, gain: float) -> Linear:
-    if init == "orthogonal":
-        weight = gain * _orthogonal(key, size_in, size_out)
-        return Linear(weight, jnp.zeros(size_out))
-    bound = 1 / np.sqrt(size_in)
-    weight_key, bias_key = jax.random.split(key)
-    return Linear(
-        jax.random.uniform(weight_key, (size_in, size_out), minval=-bound, maxval=bound),
-        jax.random.uniform(bias_key, (size_out,), minval=-bound, maxval=bound),
-    )
-
-
 def _body(key: Key, obs_size: int, obs_shape: tuple[int, ...], spec: NetworkSpec) -> Body:
     if spec.trunk is None:
         return _mlp(key, obs_size, spec)
@@ -440,12 +271,4 @@ def _mlp(key: Key, obs_size: int, spec: NetworkSpec) -> MLP:
     sizes = (obs_size, *spec.hidden)
     keys = jax.random.split(key, len(spec.hidden))
     pairs = zip(keys, sizes[:-1], sizes[1:], strict=True)
-    return MLP(tuple(_linear(k, a, b, spec.init, gain=np.sqrt(2)) for k, a, b in pairs), spec.activation)
-
-
-def _lstm(key: Key, size_in: int, width: int) -> LSTM:
-    """PyTorch's default for every weight of an LSTM: U(±1/√H)."""
-    bound = 1 / np.sqrt(width)
-    shapes = ((size_in, 4 * width), (width, 4 * width), (2, 4 * width))
-    keys = jax.random.split(key, 3)
-    return LSTM(*(jax.random.uniform(k, s, minval=-bound, maxval=bound) for k, s in zip(keys, shapes, strict=True)))
+    return MLP(tuple(make_linear(k, a, b, spec.init, gain=np.sqrt(2)) for k, a, b in pairs), spec.activation)
