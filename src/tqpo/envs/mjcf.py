@@ -26,65 +26,13 @@ def model_xml(config: TaskConfig) -> str:
     """Safety Gym's point robot and world. Places are written later: `MujocoTask` moves bodies without recompiling."""
     robot, box = config.robot, config.box
     limit, radius = robot.force_limit, robot.sphere_radius
-    flat = 'contype="0" conaffinity="0" type="cylinder"'
-
-    def soft(softness: Softness) -> str:
-        limits = f"{softness.impedance_min} {softness.impedance_max} {softness.width} 0.5 2"
-        return f'solref="{softness.timeconst} {softness.dampratio}" solimp="{limits}"'
-
-    def friction(values: tuple[float, ...]) -> str:
-        return f'friction="{" ".join(map(str, values))}"'
-
-    def disc(name: str, size: float, colour: str) -> str:
-        return f'<body name="{name}"><geom {flat} size="{size} 0.01" rgba="{COLOURS[colour]}"/></body>'
-
-    bodies = [disc(f"hazard{i}", config.hazard_radius, "hazard") for i in range(config.hazards)]
-    if config.goal in {"area", "push"}:
-        bodies.append(disc("goal", config.goal_radius, "goal"))
-    if config.goal == "circle":
-        bodies.append(disc("circle", config.circle_radius, "goal"))
     side = 20.0 if config.goal == "run" else 2.0 * config.extents  # m, of the floor
-    bodies += [
-        f'<body><geom contype="0" conaffinity="0" type="capsule" size="0.03" fromto="{x0} {y0} 0.03 {x1} {y1} 0.03" '
-        f'rgba="{COLOURS["wall"]}"/></body>'
-        for x0, y0, x1, y1 in config.wall_lines(0.0, side)
-    ]
+    bodies = [*_marks(config, side), *_solids(config), *_movable(config)]
+    welds = [f'<weld body1="gremlin{i}_mocap" body2="gremlin{i}" {_soft(box.weld)}/>' for i in range(config.gremlins)]
     view = (
         f'<camera name="view" mode="track" pos="0 {-1.64 * config.extents} {1.84 * config.extents}" '
         'xyaxes="1 0 0 0 0.75 0.66"/>'
     )
-    bodies += [
-        f'<body name="button{i}"><geom name="button{i}" type="sphere" size="{config.button_radius}" '
-        f'rgba="{COLOURS["button"]}"/></body>'
-        for i in range(config.buttons)
-    ]
-    bodies += [
-        f'<body name="gremlin{i}" pos="0 0 {box.half_size}"><freejoint/><geom name="gremlin{i}" type="box" '
-        f'size="{box.half_size} {box.half_size} {box.half_size}" density="{box.density}" '
-        f'{friction(box.friction)} {soft(box.contact)} rgba="{COLOURS["gremlin"]}"/></body>'
-        f'<body name="gremlin{i}_mocap" mocap="true"><geom type="box" size="0.02 0.02 0.02" contype="0" '
-        f'conaffinity="0" rgba="0 0 0 0"/></body>'
-        for i in range(config.gremlins)
-    ]
-    bodies += [
-        f'<body name="pillar{i}"><geom name="pillar{i}" type="cylinder" size="{config.pillar_radius} '
-        f'{PILLAR_HALF_HEIGHT}" rgba="{COLOURS["pillar"]}"/></body>'
-        for i in range(config.pillars)
-    ]
-
-    def loose(name: str, colour: str) -> str:
-        model = config.loose_model
-        parts = "".join(
-            f'<geom name="{name if k == 0 else f"{name}_post{k}"}" type="box" pos="{" ".join(map(str, part.offset))}" '
-            f'size="{" ".join(map(str, part.half))}" density="{model.density}" {friction(model.friction)} '
-            f'{soft(model.contact)} rgba="{COLOURS[colour]}"/>'
-            for k, part in enumerate(model.parts)
-        )
-        return f'<body name="{name}" pos="0 0 {model.half_size}"><freejoint/>{parts}</body>'
-
-    bodies += [loose(f"vase{i}", "vase") for i in range(config.vases)]
-    bodies += [loose("push_box", "push_box")] * (config.goal == "push")
-    welds = [f'<weld body1="gremlin{i}_mocap" body2="gremlin{i}" {soft(box.weld)}/>' for i in range(config.gremlins)]
     return f"""
 <mujoco model="tqpo">
   <compiler autolimits="true"/>
@@ -97,7 +45,7 @@ def model_xml(config: TaskConfig) -> str:
     <quality shadowsize="4096"/>
   </visual>
   <default>
-    <geom condim="6" density="{robot.density}" {friction(robot.other_friction)} {soft(robot.softness)}/>
+    <geom condim="6" density="{robot.density}" {_friction(robot.other_friction)} {_soft(robot.softness)}/>
     <motor ctrlrange="-1 1" forcerange="{-limit} {limit}"/>
     <velocity ctrlrange="-1 1" forcerange="{-limit} {limit}"/>
   </default>
@@ -116,7 +64,7 @@ def model_xml(config: TaskConfig) -> str:
       <joint name="x" type="slide" axis="1 0 0" damping="{robot.damping_linear}"/>
       <joint name="y" type="slide" axis="0 1 0" damping="{robot.damping_linear}"/>
       <joint name="z" type="hinge" axis="0 0 1" damping="{robot.damping_angular}"/>
-      <geom name="robot" type="sphere" size="{radius}" {friction(robot.sphere_friction)} rgba="{COLOURS["robot"]}"/>
+      <geom name="robot" type="sphere" size="{radius}" {_friction(robot.sphere_friction)} rgba="{COLOURS["robot"]}"/>
       <geom name="pointarrow" type="box" pos="{robot.box_offset} 0 0" rgba="{COLOURS["robot"]}"
             size="{robot.box_half} {robot.box_half} {robot.box_half}"/>
       <site name="robot"/>
@@ -136,3 +84,76 @@ def model_xml(config: TaskConfig) -> str:
     <velocity name="z" joint="z" gear="{robot.gear}" kv="1"/>
   </actuator>
 </mujoco>"""
+
+
+def _marks(config: TaskConfig, side: float) -> list[str]:
+    """What is seen and not touched: discs on the floor, lines of walls."""
+    untouched = 'contype="0" conaffinity="0"'
+
+    def disc(name: str, size: float, colour: str) -> str:
+        return (
+            f'<body name="{name}"><geom {untouched} type="cylinder" size="{size} 0.01" '
+            f'rgba="{COLOURS[colour]}"/></body>'
+        )
+
+    discs = [disc(f"hazard{i}", config.hazard_radius, "hazard") for i in range(config.hazards)]
+    if config.goal in {"area", "push"}:
+        discs.append(disc("goal", config.goal_radius, "goal"))
+    if config.goal == "circle":
+        discs.append(disc("circle", config.circle_radius, "goal"))
+    walls = [
+        f'<body><geom {untouched} type="capsule" size="0.03" fromto="{x0} {y0} 0.03 {x1} {y1} 0.03" '
+        f'rgba="{COLOURS["wall"]}"/></body>'
+        for x0, y0, x1, y1 in config.wall_lines(0.0, side)
+    ]
+    return discs + walls
+
+
+def _solids(config: TaskConfig) -> list[str]:
+    """What stands fast: buttons and pillars."""
+    buttons = [
+        f'<body name="button{i}"><geom name="button{i}" type="sphere" size="{config.button_radius}" '
+        f'rgba="{COLOURS["button"]}"/></body>'
+        for i in range(config.buttons)
+    ]
+    pillars = [
+        f'<body name="pillar{i}"><geom name="pillar{i}" type="cylinder" size="{config.pillar_radius} '
+        f'{PILLAR_HALF_HEIGHT}" rgba="{COLOURS["pillar"]}"/></body>'
+        for i in range(config.pillars)
+    ]
+    return buttons + pillars
+
+
+def _movable(config: TaskConfig) -> list[str]:
+    """Gremlins, each welded to a body that is moved along its circle, and boxes that lie on the floor."""
+    box = config.box
+    gremlins = [
+        f'<body name="gremlin{i}" pos="0 0 {box.half_size}"><freejoint/><geom name="gremlin{i}" type="box" '
+        f'size="{box.half_size} {box.half_size} {box.half_size}" density="{box.density}" '
+        f'{_friction(box.friction)} {_soft(box.contact)} rgba="{COLOURS["gremlin"]}"/></body>'
+        f'<body name="gremlin{i}_mocap" mocap="true"><geom type="box" size="0.02 0.02 0.02" contype="0" '
+        f'conaffinity="0" rgba="0 0 0 0"/></body>'
+        for i in range(config.gremlins)
+    ]
+    vases = [_loose(config, f"vase{i}", "vase") for i in range(config.vases)]
+    return gremlins + vases + [_loose(config, "push_box", "push_box")] * (config.goal == "push")
+
+
+def _loose(config: TaskConfig, name: str, colour: str) -> str:
+    model = config.loose_model
+    parts = "".join(
+        f'<geom name="{name if k == 0 else f"{name}_post{k}"}" type="box" pos="{" ".join(map(str, part.offset))}" '
+        f'size="{" ".join(map(str, part.half))}" density="{model.density}" {_friction(model.friction)} '
+        f'{_soft(model.contact)} rgba="{COLOURS[colour]}"/>'
+        for k, part in enumerate(model.parts)
+    )
+    return f'<body name="{name}" pos="0 0 {model.half_size}"><freejoint/>{parts}</body>'
+
+
+def _soft(softness: Softness) -> str:
+    limits = f"{softness.impedance_min} {softness.impedance_max} {softness.width} 0.5 2"
+    return f'solref="{softness.timeconst} {softness.dampratio}" solimp="{limits}"'
+
+
+def _friction(values: tuple[float, ...]) -> str:
+    return f'friction="{" ".join(map(str, values))}"'
