@@ -82,3 +82,20 @@ def test_what_follows_from_a_job():
 def test_candidates_of_a_stricter_level_are_looked_at_for_longer(safety, episodes):
     """So many that about 38 of them are unsafe where the level is just kept."""
     assert Job(task="SimpleEnv", safety=safety).prepare().selection_episodes == episodes
+
+
+@pytest.mark.parametrize(
+    ("task", "algo", "share", "steps"),
+    [
+        ("SimpleEnv", "budget", 0.5, 100),
+        ("DynamicEnv", "budget", 0.2, 100),
+        ("DynamicEnv", "budget-blind", 0.2, 100),
+        ("DynamicEnv", "budget-no-restarts", 0.0, 100),
+        ("DynamicEnv", "budget-dial", 0.6, 60),
+        ("GremlinEnv", "budget", 0.0, 100),
+        ("GremlinEnv", "budget-dial", 0.25, 200),
+    ],
+)
+def test_a_task_changes_a_preset_but_not_what_makes_a_variant(task, algo, share, steps):
+    learner = Job(task=task, algo=algo).prepare().config.learner
+    assert (learner.restart_share, learner.restart_steps) == (share, steps)

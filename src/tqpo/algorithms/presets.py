@@ -101,12 +101,14 @@ PRESETS["fast"]["budget"] = replace(
 # What a preset changes in our own tasks.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {"released": {"next_button": "random", "late_cost": True}}
 
-# What the preset fast changes for an algorithm and its variants in one task, or for a variant. Gremlins move, and one look
-# does not say where to: a memory does, and learns it from longer stretches (docs/algorithms.md). A dial that is nearly safe
-# there is lost in its first 200 steps if at all. TQPO learns to drive through gremlins before λ is large, unless λ is fast.
+# What the preset fast changes for an algorithm in one task, and for its variants but for what makes them variants. Gremlins
+# move, and one look does not say where to: a memory does, and learns it from longer stretches (docs/algorithms.md). A dial
+# that is nearly safe there is lost in its first 200 steps if at all. TQPO learns to drive through gremlins before λ is large,
+# unless λ is fast. DynamicEnv earns more where fewer environments begin anew.
 LONG = {"n_envs": 48, "n_steps": 500}
 BY_TASK: dict[tuple[str, str], dict[str, Any]] = {
     ("budget", "GremlinEnv"): LONG | {"kind": "lstm", "hidden": (128, 128), "segment": 50, "restart_share": 0.0},
+    ("budget", "DynamicEnv"): {"restart_share": 0.2},
     ("budget-dial", "GremlinEnv"): {"restart_share": 0.25, "restart_steps": 200},
     ("tqpo", "GremlinEnv"): LONG | {"gain": 0.3},
 }
@@ -177,6 +179,15 @@ DESCRIPTIONS: dict[str, tuple[str, str]] = {
     "budget-no-dense": ("quantile", "budget without the plain cost"),
     "budget-no-restarts": ("quantile", "budget whose environments run every episode to its end"),
 }
+
+
+def changes_on(task: str, name: str, algorithm: str) -> dict[str, Any]:
+    """What a preset changes for an algorithm or variant in one task."""
+    if name != "fast":
+        return {}
+    base, variant = VARIANTS.get(algorithm, (algorithm, {}))
+    of_base = {k: v for k, v in BY_TASK.get((base, task), {}).items() if k not in variant}
+    return of_base | BY_TASK.get((algorithm, task), {})
 
 
 def preset(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tqpo import references
-from tqpo.algorithms.presets import BY_TASK, TASK_SETTINGS, VARIANTS, preset
+from tqpo.algorithms.presets import TASK_SETTINGS, VARIANTS, changes_on, preset
 from tqpo.algorithms.settings import Constraint, field_names, replace
 from tqpo.envs import Task, TaskConfig, make
 from tqpo.envs.budget import Budget, Budgeted, unwrapped
@@ -152,9 +152,7 @@ class Job:
         if self.constraints:
             usual = preset(self.preset, self.algo).constraints[0]
             asked = {"constraints": tuple(parse_constraint(text, env.cost_names, usual) for text in self.constraints)}
-        names = dict.fromkeys((self.base_algorithm, self.algo)) if self.preset == "fast" else ()
-        own = {name: x for algo in names for name, x in BY_TASK.get((algo, self.task), {}).items()}
-        return asked | own | dict(self.settings)
+        return asked | changes_on(self.task, self.preset, self.algo) | dict(self.settings)
 
     def judged_by(self, constraints: tuple[Constraint, ...]) -> tuple[Constraint, ...]:
         """The constraints by which a policy is judged: with `safety` and `cost_limit` a probability, even where the
