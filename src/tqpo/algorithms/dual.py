@@ -91,6 +91,11 @@ def cost_scales(config: DualConfig, constraints: tuple[Constraint, ...]) -> Arra
     return episodes.units(episodes.limits(constraints)) if config.cost_scale is None else config.cost_scale
 
 
+def scaled_costs(cost: Array, constraints: tuple[Constraint, ...], config: DualConfig) -> Array:
+    """[..., channels] → [..., K]: the costs that the constraints bound, each divided by its scale."""
+    return cost[..., episodes.channels(constraints)] / cost_scales(config, constraints)
+
+
 def track_quantile(q: Array | float, q_hat: Array | float, alpha: Array | float) -> Array:
     """q_{k+1} = q_k + α·(q̂ − q_k) (Eq. 9); α = 1 is the released code's hard update."""
     return jnp.asarray(q + alpha * (q_hat - q))

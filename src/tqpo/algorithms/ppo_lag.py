@@ -68,8 +68,7 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     constraints = config.constraints
     core = state.learner
     advantage, value = learner.reward_targets(experience, config.learner)
-    cost = experience.rollout.batch.cost[..., episodes.channels(constraints)]
-    cost = cost / dual.cost_scales(config.dual, constraints)
+    cost = dual.scaled_costs(experience.rollout.batch.cost, constraints, config.dual)
     cost_advantage, cost_value = learner.cost_targets(
         experience,
         cost,

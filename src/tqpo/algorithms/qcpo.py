@@ -130,8 +130,7 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     constraints = config.constraints
     core = state.learner
     advantage, value = learner.reward_targets(experience, config.learner)
-    cost = experience.rollout.batch.cost[..., episodes.channels(constraints)]
-    cost = cost / dual.cost_scales(config.dual, constraints)
+    cost = dual.scaled_costs(experience.rollout.batch.cost, constraints, config.dual)
     mean, next_mean = (v["quantiles"].mean(-1) for v in (experience.values, experience.next_values))
     mean_advantage, cost_return = learner.cost_targets(experience, cost, mean, next_mean, config.learner)
     tail_advantage = quantile_advantage(experience, cost, config)

@@ -197,8 +197,7 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     core = state.learner
     values, next_values = experience.values, experience.next_values
     advantage, value = learner.reward_targets(experience, config.learner)
-    cost = experience.rollout.batch.cost[..., episodes.channels(constraints)]
-    cost = cost / dual.cost_scales(config.dual, constraints)
+    cost = dual.scaled_costs(experience.rollout.batch.cost, constraints, config.dual)
     cost_advantage, cost_return = learner.cost_targets(
         experience, cost, values["cost_value"], next_values["cost_value"], config.learner
     )
