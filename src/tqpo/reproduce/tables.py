@@ -247,15 +247,15 @@ def leaderboard(cells: Cells) -> Content:
     return Content("The suite at d = 25, fresh episodes; OmniSafe's limit is on the mean", columns, rows)
 
 
-def price(cells: Cells, whole: Cells) -> Content:
-    """The return of each cell as a share of what PPO earns without a constraint."""
+def price(cells: Cells, others: Cells) -> Content:
+    """The return of each cell of `budget` as a share of what PPO earns without a constraint, which others may know."""
     free = {
         c["settings"]["task"]: fresh_return(c)
-        for c in cells.values()
+        for c in (others | cells).values()
         if c["settings"]["algo"] == "ppo" and c.get("fresh")
     }
     rows = []
-    for cell in (c for c in ordered(whole | cells) if c["settings"]["algo"] == "budget" and c.get("fresh")):
+    for cell in (c for c in ordered(cells) if c["settings"]["algo"] == "budget" and c.get("fresh")):
         task, level, _ = heading(cell)
         if task in free:
             reward = fresh_return(cell)
