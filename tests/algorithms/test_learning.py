@@ -83,10 +83,11 @@ def test_discrete_choice(kind):
 
 @pytest.mark.slow
 def test_fast_tqpo_learns_a_short_simple_env():
-    """Episodes of 200 steps: what it earns rises from nothing, with nothing changed but the length and the limit."""
-    group = program.Group(make("SimpleEnv", max_steps=200), "tqpo", (preset("fast", cost_limit=3.0),), (0,))
+    """Episodes of 200 steps: what it earns rises from nothing, with nothing changed but the length."""
+    group = program.Group(make("SimpleEnv", max_steps=200), "tqpo", (preset("fast", cost_limit=15.0),), (0,))
     _, metrics = program.run(group, 30, chunk=5)
-    returns = (metrics["return_sum"] / metrics["episodes"])[:, 0]
+    ended = metrics["episodes"][:, 0] > 0  # a rollout is shorter than an episode: at first none ends
+    returns = metrics["return_sum"][ended, 0] / metrics["episodes"][ended, 0]
     assert np.abs(returns[:3]).max() < 0.3
     assert returns[-3:].mean() > 1.0
 

@@ -21,6 +21,7 @@ from tqpo.reproduce import cells, document, figures, groups, judge, learners, ta
 from tqpo.reproduce.cells import Plan
 from tqpo.reproduce.paper import SETS, TABLE1, TABLE2, Cell
 from tqpo.training import loop
+from tqpo.training.choose import Choice
 from tqpo.training.policies import load_policies
 
 TINY = {"network": NetworkSpec("lstm", (8,)), "n_envs": 2, "n_steps": 1000, "epochs": 1}
@@ -337,7 +338,7 @@ def test_the_best_policy_of_a_cell_is_shipped(finished, tmp_path, monkeypatch):
     cell = finished.cells[0]
     plan = dataclasses.replace(finished, out=tmp_path / "cells", judged_seeds=2)
     policy = load_policies(store.open_run(cells.policy_folder(finished.path(cell))))[0]
-    groups.keep_policies(plan, cell, {0: policy, 1: policy}, {0: 3, 1: 3})
+    groups.keep_policies(plan, cell, {seed: {3: policy} for seed in (0, 1)}, dict.fromkeys((0, 1), Choice(3, None)))
     result = cells.read(finished.path(cell))
     for seed, word in zip(result["fresh"]["seeds"], ("misses", "meets"), strict=True):
         seed["constraints"][0]["verdict"]["word"] = word
@@ -348,8 +349,8 @@ def test_the_best_policy_of_a_cell_is_shipped(finished, tmp_path, monkeypatch):
     assert json.loads(shipped.path("policy.json").read_text())["description"]["chosen"][0]["of_cell"] == cell.name
     changed = dataclasses.replace(PRESETS["paper"]["tqpo"], indicator_scale=7.0)
     monkeypatch.setitem(PRESETS["paper"], "tqpo", changed)
-    with pytest.raises(ConfigError, match="was made with other settings"):
-        ship.ship(path, tmp_path)
+    again = store.open_run(ship.ship(path, tmp_path / "again", episodes=3))
+    assert again.config == shipped.config, "a policy keeps the settings that it was made with"
 
 
 def test_the_leaderboard_has_published_means_beside_it():
