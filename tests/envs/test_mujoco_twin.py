@@ -78,6 +78,14 @@ def at_pillar(state) -> bool:
     return any(np.min(np.linalg.norm(state.pillars - place, axis=-1)) < reach for place, reach in places)
 
 
+def among_vases(state, after) -> bool:
+    """Whether the robot might touch two vases in this step, or two vases each other: there Goal2 in JAX is not exact."""
+    places, far = state.boxes.pos[:, :2], 0.02 * np.max(np.linalg.norm(after.boxes.vel[:, :3], axis=-1))  # m in a step
+    apart = np.linalg.norm(places[:, None] - places, axis=-1) + 9 * np.eye(len(places))
+    near = np.linalg.norm(places - state.pose[:2], axis=-1) < 0.4 + far
+    return near.sum() > 1 or np.min(apart) < 0.3 + far
+
+
 def test_steps_from_the_same_state_are_equal(run):
     config, history = run
     if config.gremlins and tuple(map(int, mujoco.__version__.split(".")[:2])) < (3, 12):
@@ -88,7 +96,7 @@ def test_steps_from_the_same_state_are_equal(run):
         for before, actions, steps, after in history:
             ours = velocities(after)
             for i in range(COPIES):
-                if at_pillar(pick(before, i)):
+                if at_pillar(pick(before, i)) or (config.vases and among_vases(pick(before, i), pick(after, i))):
                     continue
                 twin.set_state(pick(before, i))
                 judge, step = twin.step(actions[i]), pick(steps, i)
@@ -98,6 +106,7 @@ def test_steps_from_the_same_state_are_equal(run):
                 np.testing.assert_allclose(step.reward, judge.reward, atol=1e-6)
                 np.testing.assert_array_equal(step.cost, judge.cost)
                 assert (step.terminated, step.truncated) == (judge.terminated, judge.truncated)
+    assert len(errors) > COPIES * STEPS / 4
     assert np.median(errors) <= 1e-12  # m/s, rad/s
     assert np.max(errors) <= 1e-6
     if config.buttons or config.gremlins:
