@@ -137,7 +137,7 @@ def draw_solids(canvas: Canvas, state: State, config: TaskConfig) -> None:
     for place in () if state.pillars is None else state.pillars:
         canvas.disc(place, config.pillar_radius, (*PILLAR, 255), darker(PILLAR), 0.014)
         canvas.disc(place, 0.6 * config.pillar_radius, (255, 255, 255, 50))
-    for pos, quat in zip(state.boxes.pos, state.boxes.quat, strict=True):
+    for pos, quat in zip(np.asarray(state.boxes.pos), np.asarray(state.boxes.quat), strict=True):
         draw_box(canvas, pos, quat, config)
 
 
