@@ -104,7 +104,7 @@ TASK_SETTINGS: dict[str, dict[str, Any]] = {"released": {"next_button": "random"
 # What the preset fast changes for an algorithm in one task, and for its variants but for what makes them variants. Gremlins
 # move, and one look does not say where to: a memory does, and learns it from longer stretches (docs/algorithms.md). A dial
 # that is nearly safe there is lost in its first 200 steps if at all. TQPO learns to drive through gremlins before λ is large,
-# unless λ is fast. DynamicEnv earns more where fewer environments begin anew.
+# unless λ is fast. On DynamicEnv fewer restarts earned more at 95 % after 5 M steps, and no less after 20 M.
 LONG = {"n_envs": 48, "n_steps": 500}
 BY_TASK: dict[tuple[str, str], dict[str, Any]] = {
     ("budget", "GremlinEnv"): LONG | {"kind": "lstm", "hidden": (128, 128), "segment": 50, "restart_share": 0.0},
