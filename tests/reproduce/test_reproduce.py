@@ -318,6 +318,16 @@ def test_a_group_that_was_stopped_or_lost_goes_on(tmp_path, monkeypatch):
         assert not list(plan.out.glob(".groups/*"))
 
 
+def test_the_time_of_a_command_names_the_hardware_that_trained(tmp_path):
+    plan = Plan(tuple(SETS["fast"][:1]), tmp_path)
+    hardware = {"platform": "gpu", "device": "one"}
+    cells.write(plan.path(plan.cells[0]), {"provenance": {"hardware": hardware}})
+    for _ in range(2):
+        groups.add_timing(plan, {"seconds": 1.0}, plan.cells[0])
+    first, second = json.loads((tmp_path / "timing.json").read_text())["commands"]
+    assert first["provenance"]["hardware"] == second["provenance"]["hardware"] == hardware
+
+
 @pytest.mark.slow
 def test_progress_and_failures(finished, capsys):
     """Nothing is left to train: the runner gets no task, the view no line; a failure is named."""

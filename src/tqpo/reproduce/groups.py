@@ -85,7 +85,8 @@ def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:
     if progress.failed:
         raise TqpoError("; ".join(f"{name}: {error}" for name, error in progress.failed.items()))
     if groups:
-        add_timing(plan, {"seconds": time.perf_counter() - begun, "jobs": jobs, "groups": list(groups)})
+        took = {"seconds": time.perf_counter() - begun, "jobs": jobs, "groups": list(groups)}
+        add_timing(plan, took, next(iter(groups.values()))[0])
     return [plan.path(cell) for cell in plan.cells]
 
 
@@ -106,11 +107,13 @@ def unjudged(plan: Plan, cell: Cell) -> bool:
     return waiting and (policy_folder(plan.path(cell)) / MANIFEST).exists()
 
 
-def add_timing(plan: Plan, facts: dict[str, Any]) -> None:
-    """What each command took in all, one entry per command."""
+def add_timing(plan: Plan, facts: dict[str, Any], trained: Cell) -> None:
+    """What each command took in all, one entry per command, on the hardware that one of its cells was trained on."""
     path = plan.out / "timing.json"
     kept = json.loads(path.read_text())["commands"] if path.exists() else []
-    facts = facts | {"seeds": len(plan.seeds), "steps": plan.steps, "provenance": provenance()}
+    made, result = provenance(), read(plan.path(trained))
+    made["hardware"] = result["provenance"]["hardware"] if result else made["hardware"]  # this process only planned
+    facts = facts | {"seeds": len(plan.seeds), "steps": plan.steps, "provenance": made}
     write(path, {"commands": [*kept, facts]})
 
 
