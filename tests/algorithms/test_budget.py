@@ -5,6 +5,7 @@ import itertools
 import math
 import types
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -393,3 +394,19 @@ def test_an_episode_that_ends_at_its_limit_never_exceeds_it():
 def test_no_variant_begins_anew_on_the_host(algorithm):
     """Environments on the host cannot: they would be refused."""
     assert preset("fast", algorithm, host=True, own=True).learner.restart_share == 0
+
+
+def test_the_noise_is_held_below_a_bound_that_falls():
+    """Between 20 and 80 % of the path the bound falls from 0.25 by `noise_fall`; below it the noise is free."""
+    prepared = small_job(algo="budget").prepare()
+    core = algorithms.get("budget").init(jax.random.key(0), prepared.group.env, prepared.config).learner
+
+    def after(share, fall, log_std):
+        actor = eqx.tree_at(lambda n: n.actor.log_std, core.network, jnp.array(log_std))
+        config = dataclasses.replace(prepared.config, noise_fall=fall)
+        return budget.quietened(core._replace(network=actor), jnp.array(share), config).network.actor.log_std
+
+    np.testing.assert_allclose(after(0.1, 1.2, [0.5, -0.5]), [0.25, -0.5])
+    np.testing.assert_allclose(after(0.5, 1.2, [0.5, -0.5]), [-0.35, -0.5], atol=1e-6)
+    np.testing.assert_allclose(after(1.0, 1.2, [0.5, -0.5]), [-0.95, -0.95], atol=1e-6)
+    np.testing.assert_allclose(after(1.0, 0.0, [0.5, -0.5]), [0.5, -0.5])

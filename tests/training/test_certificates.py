@@ -23,7 +23,7 @@ from tqpo.maths import sequential
 from tqpo.store import sealed
 from tqpo.training import certificates, choose, evaluations, job, loop
 from tqpo.training.certificates import Asked, CertificateError, certify_run
-from tqpo.training.job import Job
+from tqpo.training.job import Job, together
 from tqpo.training.loop import Options
 from tqpo.training.policies import load_policy, policies_of, save_policies
 from tqpo.training.program import init_group
@@ -151,10 +151,22 @@ def test_a_run_of_an_older_version_is_certified(tmp_path):
     assert len(list(certificates.check(path))) == 2
 
 
+def test_a_kept_policy_acts_with_its_share_of_the_noise():
+    both = [
+        jobs.small_job(algo="budget", seeds=(0,), settings=jobs.SETTINGS | {"acting_noise": z}).prepare()
+        for z in (1.0, 0.5)
+    ]
+    group = together(both)
+    state = init_group(group)
+    learned = state.learner.network.actor.log_std
+    kept = policies_of(state, group).actor.log_std
+    np.testing.assert_allclose(np.exp(kept - learned), [[1.0, 1.0], [0.5, 0.5]], rtol=1e-6)
+
+
 def test_a_policy_that_sees_its_budget_starts_with_the_limit_that_is_asked(tmp_path):
     prepared = jobs.small_job(algo="budget", seeds=(0,)).prepare()
     with store.create(tmp_path / "run", prepared.describe()) as folder:
-        save_policies(folder, prepared, policies_of(init_group(prepared.group)), [])
+        save_policies(folder, prepared, policies_of(init_group(prepared.group), prepared.group), [])
         (entry,) = certify_run(folder, Asked(cost_limit=40.0))
     assert entry["environment"]["budget_starts_at"] == [40.0]
     env = certificates.with_limits(prepared.env, (40.0,))

@@ -62,10 +62,14 @@ def counters(mode):
     return make_own("fakes:Counter") if mode is None else make_own("fakes:vector", {"mode": mode})
 
 
-def collector_of(env, seeds=(0,), **changes):
+def group_of(env, seeds=(0,), **changes):
     config = preset("fast", "ppo", **{**SMALL, **changes})
-    group = Group(env, "ppo", (config,) * len(seeds), seeds)
-    return Collector(env, "ppo", config.learner, seeds, 0), init_group(group)
+    return Group(env, "ppo", (config,) * len(seeds), seeds)
+
+
+def collector_of(env, seeds=(0,), **changes):
+    group = group_of(env, seeds, **changes)
+    return Collector(env, "ppo", group.configs[0].learner, seeds, 0), init_group(group)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -142,18 +146,19 @@ def test_a_choice_is_learned(algorithm):
     env = make_own("fakes:Target")
     small = {"n_envs": 4, "n_steps": 64, "minibatches": 4, "epochs": 4, "learning_rate": 3e-3, "cost_limit": 0.5}
     config = preset("fast", algorithm, host=True, **small)
-    state, metrics = run(Group(env, algorithm, (config,), (0,)), 12)
+    group = Group(env, algorithm, (config,), (0,))
+    state, metrics = run(group, 12)
     assert metrics["return_mean"][0, 0] < 0.7
     assert metrics["return_mean"][-1, 0] > 0.85
-    policy = jax.tree.map(lambda x: x[0], policies_of(state))
+    policy = jax.tree.map(lambda x: x[0], policies_of(state, group))
     totals, reports = run_episodes(env, policy, jax.random.key(0), 50, deterministic=True)
     assert (totals.returns.sum(), totals.costs.sum(), reports) == (50, 0, [])
 
 
 def test_every_episode_that_is_begun_is_counted():
     """Counter's episodes last 2, 3, 4, 2, … steps in each environment."""
-    _, state = collector_of(counters(None))
-    policy = jax.tree.map(lambda x: x[0], policies_of(state))
+    group = group_of(counters(None))
+    policy = jax.tree.map(lambda x: x[0], policies_of(init_group(group), group))
     for mode in MODES:
         totals, _ = run_episodes(counters(mode), policy, jax.random.key(1), 7, at_once=2)
         np.testing.assert_array_equal(totals.lengths, [2, 3, 4, 2, 2, 3, 4])

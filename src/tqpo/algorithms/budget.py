@@ -49,6 +49,7 @@ constraints are treated as in PPO-Lagrangian, their λ by the same law of (E[C] 
 import functools
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
@@ -66,6 +67,7 @@ MAX_ERROR = 1.5  # of the control
 SATURATED = 2.0  # of a mean before its tanh
 PATH = ((0.0, 0.4), (0.15, 0.2), (0.45, 0.1), (0.6, 0.05), (0.75, 0.01), (0.85, 0.002))  # (share of training, κ)
 DIAL_PATH = (*PATH[:4], (0.7, 0.02), (0.78, 0.008), (0.88, 0.003))
+NOISE_HIGHEST, NOISE_FALLS = 0.25, (0.2, 0.8)  # of log std, and between which shares of the path this falls
 DIAL_HASTE = 0.6  # how much faster a dial goes along its path where λ is small
 
 
@@ -81,6 +83,7 @@ class Config:
     start_outage: float = 0.4  # κ, the outage that λ aims at, is at most this; 0: its level from the start
     dial: bool = static(default=False)  # κ passes every level on its way, and the policies of that path are kept
     saturation_weight: float = 0.03  # of means far out on their tanh
+    noise_fall: float = 0.0  # by how much the largest log std falls while κ does; 0: it is free
     proportional_gain: float = 1.0  # of the control of log λ
     integral_gain: float = 0.02  # of that control, per iteration
 
@@ -174,10 +177,21 @@ def loss(outputs, log_prob, sample, targets: Targets, multiplier: Array, config:
     return total + outage + config.saturation_weight * saturation, parts
 
 
+def quietened(core: LearnerState, share: Array, config: Config) -> LearnerState:
+    """The log std held below a bound that falls by `noise_fall` between two shares of the path."""
+    actor = core.network.actor
+    if not isinstance(actor.log_std, jax.Array):
+        return core
+    (begin, end), fall = NOISE_FALLS, config.noise_fall
+    highest = NOISE_HIGHEST - fall * jnp.clip((share - begin) / (end - begin), 0.0, 1.0)
+    log_std = jnp.where(fall > 0, jnp.minimum(actor.log_std, highest), actor.log_std)
+    return core._replace(network=eqx.tree_at(lambda n: n.actor.log_std, core.network, log_std))
+
+
 def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
-    names = ("outage_weight", "dense_weight", "after_weight", "saturation_weight", "iterations")
+    names = ("outage_weight", "dense_weight", "after_weight", "saturation_weight", "noise_fall", "iterations")
     for name in (*names, "proportional_gain", "integral_gain"):
         require(getattr(config, name) >= 0, f"{name} = {getattr(config, name)}: not negative")
     one = len(config.constraints) == 1 and config.constraints[0].kind == "quantile" and config.learner.observe_budget
@@ -238,5 +252,6 @@ def learn(state: State, experience: Experience, config: Config) -> tuple[State, 
     metrics = episodes.metrics(core.episodes, experience.finished, constraints, estimates)
     lagrangian = functools.partial(loss, multiplier=multiplier, config=config)
     core, fitted = learner.fit(core, config.learner, lagrangian, experience, targets)
+    core = quietened(core, passed_share(state, config), config)
     passed = None if state.passed is None else pass_on(state.passed, multiplier, config)
     return State(core, integral, passed), metrics | fitted | {"multiplier": multiplier, "aimed_outage": aim}

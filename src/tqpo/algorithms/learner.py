@@ -54,6 +54,7 @@ class LearnerConfig:
     entropy_coef: float = 0.0  # weight of the entropy bonus
     value_coef: float = 1.0  # weight of the value loss
     cost_value_coef: float = 0.5  # weight of the cost value loss
+    acting_noise: float = 1.0  # of the noise a policy learns with, the share that it acts with once it is kept
 
 
 class LearnerState(NamedTuple):
@@ -110,7 +111,8 @@ def check(config: LearnerConfig) -> None:
     require(0 <= config.restart_share < 1, f"restart_share = {config.restart_share}: in [0, 1)")
     require(config.restart_steps >= 1, f"restart_steps = {config.restart_steps}: at least 1")
     require(config.learning_rate > 0, f"learning_rate = {config.learning_rate}: positive")
-    require(config.clip > 0, f"clip = {config.clip}: positive")
+    for name in ("clip", "acting_noise"):
+        require(getattr(config, name) > 0, f"{name} = {getattr(config, name)}: positive")
     for name in ("discount", "gae_lambda", "cost_discount", "cost_gae_lambda"):
         require(0 <= getattr(config, name) <= 1, f"{name} = {getattr(config, name)}: in [0, 1]")
 

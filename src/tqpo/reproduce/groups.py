@@ -138,7 +138,7 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
         nonlocal first
         first = first or time.perf_counter()
         if any(iteration - done.length < moment <= iteration for moment in moments):
-            snapshots[iteration] = jax.device_get(policies_of(done.state))
+            snapshots[iteration] = jax.device_get(policies_of(done.state, group))
         if iteration % (PARTIAL_EVERY * plan.chunk) < done.length:
             write_all({"complete": False})
 
@@ -147,7 +147,7 @@ def run_group(plan: Plan, cells: Sequence[Cell]) -> None:
         last = loop.drive(group, iterations, folder, position, options, watch)
         trained = time.perf_counter()
         first = first or trained
-        snapshots[iterations] = policies_of(last.state)
+        snapshots[iterations] = policies_of(last.state, group)
         checked = {}
         for k, cell in enumerate(cells):
             at, dialled = k * len(plan.seeds), has_dial(first_cell.config)

@@ -157,7 +157,7 @@ def train_job(prepared: Prepared, folder: store.Run, position: Position, options
         progress.update(iteration, chunk.metrics)
         for moment in prepared.snapshot_iterations:
             if iteration - chunk.length < moment <= iteration:
-                folder.save_snapshot(moment, policies_of(chunk.state))
+                folder.save_snapshot(moment, policies_of(chunk.state, prepared.group))
         calls = (options.callback, iteration), (options.on_chunk, step)
         return any(bool(call(now, chunk.metrics)) for call, now in calls if call is not None)
 
@@ -169,7 +169,7 @@ def train_job(prepared: Prepared, folder: store.Run, position: Position, options
         faulty = functools.partial(report_faults, folder, progress.say)
         last = drive(prepared.group, prepared.iterations, folder, position, options, watch, faulty)
     with counting("choosing", options.quiet) as tick:
-        choose_policies(folder, prepared, policies_of(last.state), last.iteration, progress.say, tick)
+        choose_policies(folder, prepared, policies_of(last.state, prepared.group), last.iteration, progress.say, tick)
     return folder
 
 

@@ -6,18 +6,24 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 
 from tqpo import networks, store
 from tqpo.errors import ConfigError, StoreError
 from tqpo.evaluation.episodes import ActorPolicy, Dial
 from tqpo.maths.normalize import Moments
 from tqpo.training.job import Prepared, has_dial
+from tqpo.training.program import Group
 from tqpo.types import Env, PyTree, Spec, choices, obs_shape
 
 
-def policies_of(state: PyTree) -> ActorPolicy:
-    """The actors of all runs with their normalisers, [runs, …]."""
-    return ActorPolicy(state.learner.network.actor, state.learner.moments)
+def policies_of(state: PyTree, group: Group) -> ActorPolicy:
+    """The actors of all runs with their normalisers, [runs, …], as they act once they are kept: with `acting_noise`."""
+    actor = state.learner.network.actor
+    if isinstance(actor.log_std, jax.Array):
+        share = jnp.array([config.learner.acting_noise for config in group.configs])
+        actor = eqx.tree_at(lambda a: a.log_std, actor, actor.log_std + jnp.log(share)[:, None])
+    return ActorPolicy(actor, state.learner.moments)
 
 
 def save_policies(folder: store.Run, prepared: Prepared, policies: ActorPolicy, chosen: list) -> None:
