@@ -334,6 +334,15 @@ def test_with_a_dial_the_aim_passes_every_level_of_the_path_and_only_falls():
     assert budget.passed_share(at_iteration(500, passed=0.3), config) == pytest.approx(0.3)
 
 
+def test_a_dial_with_an_exponent_begins_slowly_and_ends_where_others_do():
+    """With 2, half of the time is a quarter of the path."""
+    plain = preset("fast", "budget-dial", iterations=1000)
+    late = dataclasses.replace(plain, dial_exponent=2.0)
+    for passed, share in ((0.0, 0.0), (0.5, 0.25), (0.9, 0.81), (1.0, 1.0)):
+        expected = budget.aimed_outage(jnp.array(share), plain)
+        np.testing.assert_allclose(budget.aimed_outage(jnp.array(passed), late), expected, rtol=1e-5)
+
+
 def test_a_dial_goes_on_faster_where_the_multiplier_is_small():
     """1/1000 of its path in each of 1000 iterations where λ is large, 1.6 times that where it is 0."""
     config = preset("fast", "budget-dial", iterations=1000)

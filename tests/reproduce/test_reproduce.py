@@ -101,6 +101,18 @@ def test_a_cell_says_everything(finished):
     assert not (plan.out / groups.GROUPS / "SimpleEnv-tqpo-paper").exists()
 
 
+@pytest.mark.slow
+def test_a_cell_that_was_made_without_a_judge_is_judged_later(finished, tmp_path):
+    plan = dataclasses.replace(finished, out=pathlib.Path(shutil.copytree(finished.out, tmp_path / "paper")))
+    cell = plan.cells[0]
+    whole = cells.read(plan.path(cell))
+    cells.write(plan.path(cell), whole | {"judge": None})
+    assert groups.unjudged(plan, cell)
+    assert not groups.unjudged(dataclasses.replace(plan, judged_seeds=0), cell)
+    groups.lay_beside(plan, cell)
+    assert cells.read(plan.path(cell))["judge"] == {"jax": whole["judge"]["jax"], "mujoco": None}
+
+
 def test_results_of_other_versions_are_still_good(tmp_path):
     """A setting that the file is too old to have counts as its default; one that is gone does not count."""
     cell = TABLE1[0]

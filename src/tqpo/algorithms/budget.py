@@ -82,6 +82,7 @@ class Config:
     after_weight: float = 0.5  # w_after: of the plain cost once the limit is crossed
     start_outage: float = 0.4  # κ, the outage that λ aims at, is at most this; 0: its level from the start
     dial: bool = static(default=False)  # κ passes every level on its way, and the policies of that path are kept
+    dial_exponent: float = 1.0  # of a dial's time in the share of its path: above 1, it is slow at first
     saturation_weight: float = 0.03  # of means far out on their tanh
     noise_fall: float = 0.0  # by how much the largest log std falls while κ does; 0: it is free
     proportional_gain: float = 1.0  # of the control of log λ
@@ -105,6 +106,7 @@ class Targets(NamedTuple):
 
 def aimed_outage(share: Array, config: Config) -> Array:
     """κ [K] after this share of a path, whose points log κ joins by lines: to ε·(1 − margin), with a dial to its end."""
+    share = share**config.dial_exponent if config.dial else share
     shares, aims = (jnp.array(x) for x in zip(*(DIAL_PATH if config.dial else PATH), strict=True))
     aim = jnp.minimum(jnp.exp(jnp.interp(share, shares, jnp.log(aims))), config.start_outage)
     least = 1.0 - episodes.levels(config.constraints)
@@ -191,8 +193,8 @@ def quietened(core: LearnerState, share: Array, config: Config) -> LearnerState:
 def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
-    names = ("outage_weight", "dense_weight", "after_weight", "saturation_weight", "noise_fall", "iterations")
-    for name in (*names, "proportional_gain", "integral_gain"):
+    weights = ("outage_weight", "dense_weight", "after_weight", "saturation_weight")
+    for name in (*weights, "noise_fall", "iterations", "dial_exponent", "proportional_gain", "integral_gain"):
         require(getattr(config, name) >= 0, f"{name} = {getattr(config, name)}: not negative")
     one = len(config.constraints) == 1 and config.constraints[0].kind == "quantile" and config.learner.observe_budget
     require(one or not config.dial, "dial = True: with one constraint, on a probability, and observe_budget = True")

@@ -45,7 +45,7 @@ from tqpo.training.choose import (
 )
 from tqpo.training.evaluations import evaluation_key
 from tqpo.training.job import agree, has_dial, plain, together
-from tqpo.training.policies import policies_of, save_policies
+from tqpo.training.policies import load_policies, policies_of, save_policies
 from tqpo.training.program import Chunk, Group, init_group, take_run
 
 REPEATABLE = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
@@ -68,7 +68,10 @@ def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:
     tasks = [(name, run_group, (plan, cells)) for name, cells in groups.items()]
     judge = Judge(plan, max(1, (os.cpu_count() or 1) - jobs))
     with contextlib.closing(judge), JobsProgress(folders) as progress:
-        judge.take([cell for cell in plan.cells if unjudged(plan, cell)])
+        waiting = [cell for cell in plan.cells if unjudged(plan, cell)]
+        for cell in waiting:
+            lay_beside(plan, cell)
+        judge.take(waiting)
 
         def look(seconds: float = 0.0) -> None:
             judge.gather(seconds)
@@ -103,8 +106,20 @@ def group_folder(plan: Plan, name: str) -> pathlib.Path:
 def unjudged(plan: Plan, cell: Cell) -> bool:
     """Whether a cell is done but for MuJoCo's judgement, and its policies are there."""
     result = read(plan.path(cell)) if plan.judged(cell) and plan.done(cell) else None
-    waiting = bool(result and result["judge"] and result["judge"]["mujoco"] is None)
+    waiting = bool(result and result["fresh"] and (result["judge"] or {}).get("mujoco") is None)
     return waiting and (policy_folder(plan.path(cell)) / MANIFEST).exists()
+
+
+def lay_beside(plan: Plan, cell: Cell) -> None:
+    """What MuJoCo is held against, in a cell that was made without it: fresh episodes in JAX of the policies it judges."""
+    result: dict[str, Any] = read(plan.path(cell)) or {}
+    if result["judge"]:
+        return
+    folder = store.open_run(policy_folder(plan.path(cell)))
+    policies = {seed: policy for seed, policy in load_policies(folder).items() if seed in plan.judged(cell)}
+    env: Any = plan.prepare(cell).env
+    episodes = run_policies(env, policies, {seed: evaluation_key(seed) for seed in policies}, plan.episodes)
+    write(plan.path(cell), result | {"judge": {"jax": summary(plan, cell, episodes), "mujoco": None}})
 
 
 def add_timing(plan: Plan, facts: dict[str, Any], trained: Cell) -> None:
