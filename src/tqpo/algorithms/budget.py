@@ -68,7 +68,6 @@ SATURATED = 2.0  # of a mean before its tanh
 PATH = ((0.0, 0.4), (0.15, 0.2), (0.45, 0.1), (0.6, 0.05), (0.75, 0.01), (0.85, 0.002))  # (share of training, κ)
 DIAL_PATH = (*PATH[:4], (0.7, 0.02), (0.78, 0.008), (0.88, 0.003))
 NOISE_HIGHEST, NOISE_FALLS = 0.25, (0.2, 0.8)  # of log std, and between which shares of the path this falls
-DIAL_HASTE = 0.6  # how much faster a dial goes along its path where λ is small
 
 
 @settings
@@ -82,6 +81,7 @@ class Config:
     after_weight: float = 0.5  # w_after: of the plain cost once the limit is crossed
     start_outage: float = 0.4  # κ, the outage that λ aims at, is at most this; 0: its level from the start
     dial: bool = static(default=False)  # κ passes every level on its way, and the policies of that path are kept
+    dial_haste: float = 0.6  # how much faster a dial goes along its path where λ is small
     dial_exponent: float = 1.0  # of a dial's time in the share of its path: above 1, it is slow at first
     saturation_weight: float = 0.03  # of means far out on their tanh
     noise_fall: float = 0.0  # by how much the largest log std falls while κ does; 0: it is free
@@ -121,7 +121,7 @@ def passed_share(state: State, config: Config) -> Array:
 
 def pass_on(passed: Array, multiplier: Array, config: Config) -> Array:
     """One iteration further along a dial's path."""
-    return passed + (1.0 + DIAL_HASTE * jnp.exp(-multiplier.sum())) / jnp.maximum(config.iterations, 1)
+    return passed + (1.0 + config.dial_haste * jnp.exp(-multiplier.sum())) / jnp.maximum(config.iterations, 1)
 
 
 def control_error(
@@ -194,7 +194,15 @@ def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
     weights = ("outage_weight", "dense_weight", "after_weight", "saturation_weight")
-    for name in (*weights, "noise_fall", "iterations", "dial_exponent", "proportional_gain", "integral_gain"):
+    for name in (
+        *weights,
+        "noise_fall",
+        "iterations",
+        "dial_haste",
+        "dial_exponent",
+        "proportional_gain",
+        "integral_gain",
+    ):
         require(getattr(config, name) >= 0, f"{name} = {getattr(config, name)}: not negative")
     one = len(config.constraints) == 1 and config.constraints[0].kind == "quantile" and config.learner.observe_budget
     require(one or not config.dial, "dial = True: with one constraint, on a probability, and observe_budget = True")
