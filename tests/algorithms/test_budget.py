@@ -344,10 +344,11 @@ def test_a_dial_with_an_exponent_begins_slowly_and_ends_where_others_do():
 
 
 def test_a_dial_goes_on_faster_where_the_multiplier_is_small():
-    """1/1000 of its path in each of 1000 iterations where λ is large, 1.6 times that where it is 0."""
+    """1/1000 of its path in each of 1000 iterations where λ is large, 1.6 times that where it is 0; without haste never."""
     config = preset("fast", "budget-dial", iterations=1000)
-    for multiplier, rate in ((0.0, 1.6), (math.log(2), 1.3), (50.0, 1.0)):
-        after = budget.pass_on(jnp.array(0.25), jnp.array([multiplier]), config)
+    for haste, multiplier, rate in ((0.6, 0.0, 1.6), (0.6, math.log(2), 1.3), (0.6, 50.0, 1.0), (0.0, 0.0, 1.0)):
+        other = dataclasses.replace(config, dial_haste=haste)
+        after = budget.pass_on(jnp.array(0.25), jnp.array([multiplier]), other)
         np.testing.assert_allclose(after, 0.25 + rate / 1000, rtol=1e-5)
 
 

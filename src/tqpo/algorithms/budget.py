@@ -39,8 +39,9 @@ Stooke et al. (2020), here of the probability and in log λ. Ours are the event'
   too, and does not count as an episode.
 
 With `dial` one run passes every level: κ follows `DIAL_PATH` to its end, and the policies on it, from bold to careful, are
-kept (`training.choose`). It goes on faster where λ is small, since there a level costs little and the next can be learned
-while the policy still tries things out.
+kept (`training.choose`). It goes on faster where λ is small (`dial_haste`), since there a level costs little and the next can
+be learned while the policy still tries things out. Where the task takes long to learn it begins slowly instead
+(`dial_exponent` > 1): a level that is passed later earns more.
 
 A time-out ends the episode's cost: p after an end is 0, whatever `bootstrap_timeouts` says of the reward. Mean
 constraints are treated as in PPO-Lagrangian, their λ by the same law of (E[C] − d)/d.
@@ -193,16 +194,9 @@ def quietened(core: LearnerState, share: Array, config: Config) -> LearnerState:
 def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
-    weights = ("outage_weight", "dense_weight", "after_weight", "saturation_weight")
-    for name in (
-        *weights,
-        "noise_fall",
-        "iterations",
-        "dial_haste",
-        "dial_exponent",
-        "proportional_gain",
-        "integral_gain",
-    ):
+    weights = ("outage_weight", "dense_weight", "after_weight", "saturation_weight", "noise_fall")
+    gains = ("proportional_gain", "integral_gain", "dial_haste", "dial_exponent")
+    for name in (*weights, *gains, "iterations"):
         require(getattr(config, name) >= 0, f"{name} = {getattr(config, name)}: not negative")
     one = len(config.constraints) == 1 and config.constraints[0].kind == "quantile" and config.learner.observe_budget
     require(one or not config.dial, "dial = True: with one constraint, on a probability, and observe_budget = True")

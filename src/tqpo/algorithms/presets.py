@@ -112,7 +112,8 @@ BY_TASK: dict[tuple[str, str], dict[str, Any]] = {
     | {"kind": "lstm", "hidden": (128, 128), "segment": 50, "restart_share": 0.0}
     | {"noise_fall": 0.9, "acting_noise": 0.5},
     ("budget", "DynamicEnv"): {"restart_share": 0.2},
-    ("budget-dial", "GremlinEnv"): {"restart_share": 0.25, "restart_steps": 200},
+    ("budget-dial", "GremlinEnv"): {"restart_share": 0.5, "restart_steps": 200, "noise_fall": 1.2}
+    | {"dial_exponent": 1.5, "dial_haste": 0.3},
     ("tqpo", "GremlinEnv"): LONG | {"gain": 0.3},
 }
 
