@@ -5,6 +5,8 @@ closeness s = max(0, (D − r)/D) enters bin i fully, bin i+1 with weight f and 
 the largest entry.
 """
 
+import functools
+
 import jax.numpy as jnp
 
 from tqpo.types import Array
@@ -24,7 +26,11 @@ def lidar(pose: Array, objects: Array, bins: int, max_range: float) -> Array:
     first = jnp.minimum(jnp.floor(position), bins - 1)
     fraction = position - first
     closeness = jnp.maximum(0.0, (max_range - distance) / max_range)
-    offset = jnp.mod(jnp.arange(bins, dtype=pose.dtype)[None, :] - first[:, None], bins)  # [N, bins]
-    weight = jnp.where(offset == 0, 1.0, jnp.where(offset == 1, fraction[:, None], 0.0))
-    weight = jnp.where(offset == bins - 1, 1.0 - fraction[:, None], weight)
-    return jnp.max(weight * closeness[:, None], axis=0)
+    numbers = jnp.arange(bins, dtype=pose.dtype)
+
+    def smeared(i: int) -> Array:
+        after = numbers - first[i]
+        weight = jnp.where(after == 0, 1.0, jnp.where((after == 1) | (after == 1 - bins), fraction[i], 0.0))
+        return jnp.where((after == -1) | (after == bins - 1), 1.0 - fraction[i], weight) * closeness[i]
+
+    return functools.reduce(jnp.maximum, map(smeared, range(len(objects))))  # a CPU is slow at a maximum over an axis

@@ -203,12 +203,60 @@ def environment_step(
         state = jax.tree.map(lambda new, old: jnp.where(i < robot.substeps, new, old), moved, (pose, velocity))
         return *state, accel
 
-    if spheres:  # One round more than there are steps: the last only feels. So the solver is compiled once.
-        return lax.fori_loop(0, robot.substeps + 1, one, (pose, velocity, (jnp.zeros_like(pose[0]),) * 3))
-    pose, velocity = lax.fori_loop(
-        0, robot.substeps, lambda _, x: integrate(robot, x[0], x[1], felt(*x)), (pose, velocity)
-    )
-    return pose, velocity, felt(pose, velocity)
+    if not spheres:
+        return free_step(robot, pose, velocity, control)
+    # One round more than there are steps: the last only feels. So the solver is compiled once.
+    return lax.fori_loop(0, robot.substeps + 1, one, (pose, velocity, (jnp.zeros_like(pose[0]),) * 3))
+
+
+def free_step(robot: PlanarRobot, pose: Pose, velocity: Velocity, control: Control) -> tuple[Pose, Velocity, Vector]:
+    """`environment_step` without contacts, in the robot's own frame.
+
+    There M does not change, so that its inverses are numbers, and from one physics step to the next the frame turns by an
+    angle whose sine and cosine are short sums.
+    """
+    h, ml = robot.timestep, robot.mass * robot.com_offset
+    turn = robot.inertia_com + ml * robot.com_offset
+    gain, response = 1.0 / (robot.mass + h * robot.damping_linear), 1.0 / robot.mass
+    gains = inverse_2x2(robot.mass + h * robot.damping_linear, ml, turn + h * robot.damping_angular)
+    responses = inverse_2x2(robot.mass, ml, turn)
+
+    def pushed(forward: float, sideways: tuple[float, float, float], velocity: Velocity) -> Vector:
+        """An inverse times the force at this velocity, both in the robot's frame."""
+        one, zero = jnp.ones_like(pose[0]), jnp.zeros_like(pose[0])
+        ahead, aside, torque = applied_force(robot, one, zero, velocity, control)
+        a, b, d = sideways
+        return forward * ahead, a * aside + b * torque, b * aside + d * torque
+
+    def one(_, state):
+        (x, y, heading), (cos, sin), velocity = state
+        u, v, omega = (w + h * c for w, c in zip(velocity, pushed(gain, gains, velocity), strict=True))
+        x, y = x + h * (cos * u - sin * v), y + h * (sin * u + cos * v)
+        c, s = small_turn(h * omega)
+        frame = cos * c - sin * s, sin * c + cos * s
+        return (x, y, heading + h * omega), frame, (c * u + s * v, c * v - s * u, omega)
+
+    cos, sin = jnp.cos(pose[2]), jnp.sin(pose[2])
+    vx, vy, omega = velocity
+    state = pose, (cos, sin), (cos * vx + sin * vy, cos * vy - sin * vx, omega)
+    pose, (cos, sin), (u, v, omega) = lax.fori_loop(0, robot.substeps, one, state)
+    a, b, alpha = pushed(response, responses, (u, v, omega))
+    velocity = cos * u - sin * v, sin * u + cos * v, omega
+    return pose, velocity, (cos * a - sin * b, sin * a + cos * b, alpha)
+
+
+def inverse_2x2(a: float, b: float, d: float) -> tuple[float, float, float]:
+    """Of the symmetric [a b; b d]: its first row and its last entry."""
+    determinant = a * d - b * b
+    return d / determinant, -b / determinant, a / determinant
+
+
+def small_turn(angle: Array) -> tuple[Array, Array]:
+    """Cosine and sine of an angle of at most 0.1 rad, whose Taylor series end below the last digit of float64."""
+    q = angle * angle
+    cos = 1.0 - q / 2 * (1.0 - q / 12 * (1.0 - q / 30 * (1.0 - q / 56)))
+    sin = angle * (1.0 - q / 6 * (1.0 - q / 20 * (1.0 - q / 42 * (1.0 - q / 72))))
+    return cos, sin
 
 
 def touches_sphere(robot: PlanarRobot, pose: Pose, point: tuple[Array, Array], radius: float) -> Array:
