@@ -43,6 +43,27 @@ def describe(tree):
     return jax.tree.map(lambda x: (x.shape, x.dtype, getattr(x, "weak_type", False)), tree)
 
 
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+@pytest.mark.parametrize("algorithm", ["qcpo", "budget"])
+def test_an_update_as_a_gpu_computes_it_gives_the_same_numbers(algorithm, kind, monkeypatch):
+    """There weights and what a step shows are packed into one array each, and bodies, parts of the loss and sums share kernels."""
+    config = small("fast", algorithm, kind)
+    state = start(config, algorithm)
+    state = state._replace(learner=state.learner._replace(iteration=jnp.ones((), jnp.int32)))  # not the warm one
+    plain = updater(config, algorithm)(state)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    as_on_gpu = updater(config, algorithm)(state)
+    assert describe(as_on_gpu) == describe(plain)
+    moved = 0
+    for a, b, before in zip(*map(jax.tree.leaves, (as_on_gpu[0], plain[0], state)), strict=True):
+        if not jnp.issubdtype(b.dtype, jax.dtypes.prng_key):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+            moved += not np.array_equal(b, before)
+    assert moved > 20
+    for name, x in plain[1].items():
+        np.testing.assert_allclose(as_on_gpu[1][name], x, rtol=1e-3, atol=1e-5, err_msg=name)
+
+
 @pytest.mark.parametrize("algorithm", STRUCTURES)
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
 @pytest.mark.parametrize("name", presets.PRESETS)

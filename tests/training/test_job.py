@@ -93,7 +93,7 @@ def test_candidates_of_a_stricter_level_are_looked_at_for_longer(safety, episode
         ("DynamicEnv", "budget-no-restarts", 0.0, 100),
         ("DynamicEnv", "budget-dial", 0.6, 60),
         ("GremlinEnv", "budget", 0.0, 100),
-        ("GremlinEnv", "budget-dial", 0.25, 200),
+        ("GremlinEnv", "budget-dial", 0.5, 200),
     ],
 )
 def test_a_task_changes_a_preset_but_not_what_makes_a_variant(task, algo, share, steps):

@@ -67,7 +67,7 @@ def test_a_stopped_run_goes_on_to_the_same_end(copied):
     assert done.returncode == 0, done.stderr
     ours, theirs = columns(path / "metrics.csv"), columns(DATA / "whole-metrics.csv")
     assert ours["iteration"].tolist() == theirs["iteration"].tolist()
-    close = 1e-3 if jax.__version__ == WRITTEN_WITH else 2e-2  # another JAX rounds differently
+    close = 3e-3 if jax.__version__ == WRITTEN_WITH else 2e-2  # other programs and another JAX round differently
     for name in ("return_mean", "multiplier", "safety_prob", "episode_cost_mean", "cost_return_quantile"):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=close, atol=close, err_msg=name)
 

@@ -9,7 +9,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.flatten_util import ravel_pytree
 
 from tqpo import networks
 from tqpo.algorithms import episodes, rollout
@@ -269,26 +271,29 @@ def fit(
     def total(network, sample, targets, memory):
         outputs = networks.unroll(network, sample.obs, sample.context, memory)
         log_prob = distribution.log_prob(outputs.mean, outputs.log_std, sample.action)
-        value, parts = loss(outputs, log_prob, sample, targets)
-        log_ratio = log_prob - sample.log_prob
-        return value, parts | {"loss": value, "kl": jnp.mean(jnp.expm1(log_ratio) - log_ratio)}
+        return _mean_loss(loss, outputs, log_prob, sample, targets)
+
+    pack, unpack = _packing(state.network)
 
     def minibatch(carry, chosen):
-        network, opt_state, in_a_row = carry
+        weights, opt_state, in_a_row = carry
         part = _take((sample, targets, memory), chosen)
-        (value, parts), grads = jax.value_and_grad(total, has_aux=True)(network, *part)
+        (value, parts), grads = jax.value_and_grad(total, has_aux=True)(unpack(weights), *part)
+        grads = pack(grads)
         norm = jnp.sqrt(sum(jnp.sum(g**2) for g in jax.tree.leaves(grads)))
         finite = jnp.isfinite(value) & jnp.isfinite(norm)
-        stepped = _adam_step(network, opt_state, grads, norm, learning_rate, config)
-        network, opt_state = _choose(finite & warm, stepped, (network, opt_state))
+        stepped = _adam_step(weights, opt_state, grads, norm, learning_rate, config)
+        weights, opt_state = _choose(finite & warm, stepped, (weights, opt_state))
         in_a_row = jnp.where(finite, 0, in_a_row + 1)
-        return (network, opt_state, in_a_row), (parts | {"grad_norm": norm}, finite, in_a_row)
+        return (weights, opt_state, in_a_row), (parts | {"grad_norm": norm}, finite, in_a_row)
 
     order = _order(jax.random.fold_in(state.key, 2 * state.iteration + 1), n, config)
-    carry = (state.network, state.opt_state, state.skipped_in_a_row)
-    (network, opt_state, in_a_row), (parts, finite, worst) = jax.lax.scan(
+    adam: Any = state.opt_state
+    carry = (pack(state.network), adam._replace(mu=pack(adam.mu), nu=pack(adam.nu)), state.skipped_in_a_row)
+    (weights, adam, in_a_row), (parts, finite, worst) = jax.lax.scan(
         minibatch, carry, order, length=config.epochs * config.minibatches
     )
+    network, opt_state = unpack(weights), adam._replace(mu=unpack(adam.mu), nu=unpack(adam.nu))
     metrics = {name: _mean_where(finite, x) for name, x in parts.items()}
     metrics |= {
         "skipped": (~finite).sum(),
@@ -347,16 +352,41 @@ def _take(data: tuple[Sample, PyTree, PyTree], chosen: Array | None):
     return sample, targets, jax.tree.map(lambda x: x[chosen], memory)
 
 
+def _packing(network: Network) -> tuple[Callable[[Network], PyTree], Callable[[PyTree], Network]]:
+    """How the optimiser holds weights, and back: on a GPU in one array, so that a step is a few kernels, not some for each layer.
+    A CPU has cheap kernels and is slow at picking elements of many arrays."""
+    if jax.default_backend() == "cpu":
+        return (lambda x: x), (lambda x: x)
+    return (lambda x: ravel_pytree(x)[0]), ravel_pytree(network)[1]
+
+
+def _mean_loss(loss: Loss, outputs: Outputs, log_prob: Array, sample: Sample, targets: PyTree):
+    """The loss over a minibatch, and its parts. A GPU sums each part over one sequence first, then all of them in one reduction: a
+    few kernels that keep it busy."""
+    log_ratio = log_prob - sample.log_prob
+    kl = jnp.expm1(log_ratio) - log_ratio
+    if jax.default_backend() == "cpu":
+        value, parts = loss(outputs, log_prob, sample, targets)
+        return value, parts | {"loss": value, "kl": jnp.mean(kl)}
+    along: Any = Outputs(1, None, 1, 1)  # pyright: ignore[reportArgumentType]
+    values, parts = jax.vmap(loss, (along, 1, 1, 1))(outputs, log_prob, sample, targets)
+    parts |= {"loss": values, "kl": kl.mean(0)}  # [N, …]
+    rows = jnp.concatenate([x.reshape(len(x), -1).T for x in parts.values()])  # [P, N]
+    ends = np.cumsum([x[0].size for x in parts.values()])[:-1].tolist()
+    means = zip(parts.items(), jnp.split(rows.mean(-1), ends), strict=True)
+    return values.mean(), {name: mean.reshape(x.shape[1:]) for (name, x), mean in means}
+
+
 def _adam(config: LearnerConfig) -> optax.GradientTransformation:
     return optax.scale_by_adam(eps=config.adam_eps)
 
 
-def _adam_step(network, opt_state, grads, norm, learning_rate, config: LearnerConfig):
+def _adam_step(weights: PyTree, opt_state, grads: PyTree, norm, learning_rate, config: LearnerConfig):
     """Adam on gradients whose norm is clipped as PyTorch clips it: g·min(1, max/(‖g‖ + 1e-6))."""
     scale = jnp.minimum(1.0, config.max_grad_norm / (norm + 1e-6))
     grads = jax.tree.map(lambda g: g * scale, grads)
     updates, opt_state = _adam(config).update(grads, opt_state)
-    return jax.tree.map(lambda p, u: p - learning_rate * u, network, updates), opt_state
+    return jax.tree.map(lambda p, u: p - learning_rate * u, weights, updates), opt_state
 
 
 def _mean_where(mask: Array, x: Array) -> Array:

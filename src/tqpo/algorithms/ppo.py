@@ -58,7 +58,7 @@ def penalised(reward: Array, constraints: Array, multiplier: Array) -> Array:
     This is TQPO's V − λq (Eq. 10) divided by 1 + λ as in the released code, so that a large λ turns the gradient rather than
     lengthening it.
     """
-    return (reward + constraints @ multiplier) / (1 + multiplier.sum())
+    return (reward + (constraints * multiplier).sum(-1)) / (1 + multiplier.sum())
 
 
 def penalised_surrogate(

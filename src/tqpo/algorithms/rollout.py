@@ -157,14 +157,20 @@ def rollout(
         carry = select(ended, restarted, onward), used + ended.sum()
         return carry, (seen, now.first, decision.outputs, decision.memory if look_ahead else None)
 
+    begun, drawn = (runner, jnp.zeros((), int)), (noise, cut_off.after.reshape(noise.shape[:3]))
+    pack, unpack = _packing(jax.eval_shape(step, begun, jax.tree.map(lambda x: x[0, 0], drawn))[1])
+
+    def packed_step(carry, drawn):
+        carry, seen = step(carry, drawn)
+        return carry, pack(seen)
+
     def one_segment(carry, drawn):
         memory = carry[0].memory
-        carry, seen = jax.lax.scan(step, carry, drawn)
+        carry, seen = jax.lax.scan(packed_step, carry, drawn)
         return carry, (memory, seen)
 
-    drawn = noise, cut_off.after.reshape(noise.shape[:3])
-    (after, _), (memory, seen) = jax.lax.scan(one_segment, (runner, jnp.zeros((), int)), drawn)
-    flat = jax.tree.map(lambda x: x.reshape(n_steps, *x.shape[2:]), seen)  # [S, T/S, B, …] → [T, B, …]
+    (after, _), (memory, seen) = jax.lax.scan(one_segment, begun, drawn)
+    flat = unpack(jax.tree.map(lambda x: x.reshape(n_steps, *x.shape[2:]), seen))  # [S, T/S, B, …] → [T, B, …]
     batch, first, outputs, remembered = flat
     next_outputs = None if outputs is None else _outputs_after(policy, after, outputs)
     if look_ahead:
@@ -180,6 +186,24 @@ def rollout(
         outputs,
         next_outputs,
     )
+
+
+def _packing(like: PyTree) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:
+    """How what is seen in each step, of this structure, is written down, and back. On a GPU it is one array [B, D], since each
+    array of its own would be one more kernel in every step."""
+    if jax.default_backend() == "cpu":
+        return (lambda x: x), (lambda x: x)
+    leaves, structure = jax.tree.flatten(like)
+    ends = np.cumsum([leaf.size // len(leaf) for leaf in leaves])[:-1].tolist()
+
+    def pack(tree):
+        return jnp.concatenate([x.reshape(len(x), -1).astype(float) for x in jax.tree.leaves(tree)], -1)
+
+    def unpack(packed):
+        parts = zip(leaves, jnp.split(packed, ends, -1), strict=True)
+        return structure.unflatten([x.reshape(*packed.shape[:-1], *a.shape[1:]).astype(a.dtype) for a, x in parts])
+
+    return pack, unpack
 
 
 def _outputs_after(policy: Policy, after: Runner, outputs: PyTree) -> PyTree:

@@ -209,18 +209,16 @@ def _unroll_beside(network: Network, obs: Array) -> Outputs:
     bodies = [b for b in (network.actor.body, *network.trunks.values()) if isinstance(b, MLP)]
     readouts = [network.actor.mean, *(network.readouts[name] for name in names)]
     first, *later = zip(*(body.layers for body in bodies), strict=True)
-    activate = LAYERS[bodies[0].activation]
+    activate, beside = LAYERS[bodies[0].activation], jax.vmap(affine)
     flat = obs.reshape(-1, obs.shape[-1])
     x = affine(jnp.concatenate([w.weight for w in first], -1), jnp.concatenate([w.bias for w in first]), flat)
-    x = activate(x).reshape(len(flat), len(bodies), -1).swapaxes(0, 1)  # [bodies, N, H]
+    x = activate(x.reshape(len(flat), len(bodies), -1).swapaxes(0, 1))  # [bodies, N, H]
     for layers in later:
-        x = product(x, jnp.stack([w.weight for w in layers])) + jnp.stack([w.bias for w in layers])[:, None]
-        x = activate(x)
+        x = activate(beside(jnp.stack([w.weight for w in layers]), jnp.stack([w.bias for w in layers]), x))
     width = -(-max(len(w.bias) for w in readouts) // ALIGNED) * ALIGNED
     weights = [jnp.pad(w.weight, ((0, 0), (0, width - len(w.bias)))) for w in readouts]
     biases = [jnp.pad(w.bias, (0, width - len(w.bias))) for w in readouts]
-    out = product(x, jnp.stack(weights)) + jnp.stack(biases)[:, None]
-    out = out.reshape(len(bodies), *obs.shape[:-1], width)
+    out = beside(jnp.stack(weights), jnp.stack(biases), x).reshape(len(bodies), *obs.shape[:-1], width)
     raw = out[0, ..., : len(readouts[0].bias)]
     heads = _split_heads(network, {name: out[1 + i] for i, name in enumerate(names)})
     return Outputs(_squash(network.actor, raw), network.actor.log_std, heads, raw)

@@ -12,7 +12,22 @@ import numpy as np
 
 from tqpo.types import Array, Key
 
-LAYERS = {"tanh": jnp.tanh, "relu": jax.nn.relu, "elu": jax.nn.elu, "silu": jax.nn.silu}
+
+@jax.custom_vjp
+def tanh(x: Array) -> Array:
+    """With d·(1 − y²) as its gradient, of which only y is kept; the built-in one also keeps 1 − y."""
+    return jnp.tanh(x)
+
+
+def _tanh_forward(x):
+    y = jnp.tanh(x)
+    return y, y
+
+
+tanh.defvjp(_tanh_forward, lambda y, d: (d - (d * y) * y,))
+
+LAYERS = {"tanh": tanh, "relu": jax.nn.relu, "elu": jax.nn.elu, "silu": jax.nn.silu}
+SMALL = 128 * 192  # entries of a weight whose gradient alone does not keep a GPU busy
 ALIGNED = 8  # a GPU's fast matrix kernels want inner sizes that are multiples of this
 
 
@@ -52,12 +67,20 @@ def outer_sum(x: Array, d: Array) -> Array:
     """Σ x ⊗ d over all leading axes, [in, out]: the gradient of a weight.
 
     XLA's CPU backend is slow at a product over the first axis of both; a transpose and a plain product take less. The barrier
-    keeps it from undoing that.
+    keeps it from undoing that. On a GPU the sums of a small weight are split into parts, of a length that its matrix kernels
+    take as it is.
     """
-    columns = x.reshape(-1, x.shape[-1]).T
+    x, d = x.reshape(-1, x.shape[-1]), d.reshape(-1, d.shape[-1])
     if jax.default_backend() == "cpu":
-        columns = jax.lax.optimization_barrier(columns)
-    return product(columns, d.reshape(-1, d.shape[-1]))
+        return product(jax.lax.optimization_barrier(x.T), d)
+    parts = split_of(len(x)) if x.shape[-1] * d.shape[-1] <= SMALL else 1
+    x, d = (y.reshape(parts, -1, y.shape[-1]) for y in (x, d))
+    return product(x.swapaxes(1, 2), d).sum(0)
+
+
+def split_of(n: int) -> int:
+    """Into how many parts a sum over n goes: at most 16, each a multiple of `ALIGNED`, or 1."""
+    return max((k for k in range(1, 17) if n % (k * ALIGNED) == 0), default=1)
 
 
 class Linear(eqx.Module):
