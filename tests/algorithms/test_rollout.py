@@ -229,6 +229,45 @@ def test_as_many_episodes_end_in_one_rollout_as_in_the_next(share):
     assert (sum(cut[5:]) > 0) == (share > 0)
 
 
+class Named(Chain):
+    """A chain whose obs begins with a random name for each episode."""
+
+    def reset(self, key):
+        return (key, jnp.zeros((), int)), self.observe((key, 0))
+
+    def observe(self, state):
+        return jnp.stack([jax.random.uniform(state[0]), jnp.asarray(state[1], float)])
+
+    def step(self, state, action):
+        t, step = super().step(state[1], action)
+        return (state[0], t), step._replace(obs=self.observe((state[0], t)))
+
+
+class Telling(Named):
+    """And it says which episodes may end."""
+
+    def may_end(self, state, steps):
+        return state[1] + steps >= self.n
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_starts_that_are_not_needed_need_not_be_drawn(share):
+    """A hundred environments, episodes of 20 steps, rollouts of four, two runs side by side: only few can end in each."""
+    shape = {"n_envs": 100, "n_steps": 4, "restart_share": share, "restart_steps": 6}
+    config = learner.LearnerConfig(network=NetworkSpec("mlp", (8,), "torch"), **shape)
+
+    def batches(env):
+        keys = jax.random.split(jax.random.key(0))
+        states = jax.vmap(lambda key: learner.init(key, env, config, {"value": Head()}))(keys)
+        collect = jax.jit(jax.vmap(lambda s: learner.collect(s, env, config)))
+        for i in range(12):
+            states, seen = collect(states._replace(iteration=jnp.full(2, i)))
+            yield seen.rollout.batch
+
+    for told, untold in zip(*(batches(kind(20, True, obs_size=2)) for kind in (Telling, Named)), strict=True):
+        jax.tree.map(np.testing.assert_array_equal, told, untold)
+
+
 def test_whole_batches_and_endless_episodes_are_not_cut():
     iteration = jnp.array(0)
     assert not rollout.cuts(iteration, Chain(T, truncates=True), B, T).happen

@@ -266,3 +266,28 @@ def test_bad_config_names_the_value(changes, message):
 def test_unknown_task_names_those_there_are():
     with pytest.raises(UnknownNameError, match=r"'Maze'.*SimpleEnv"):
         make("Maze")
+
+
+@pytest.mark.parametrize("name", ["SafetyPointButton1", "GremlinEnv"])  # 1 % and all of the tries succeed
+def test_a_layout_is_the_same_alone_and_in_any_batch(name):
+    config = TASKS[name]
+    keys = jax.random.split(jax.random.key(3), 6)
+    draw = jax.vmap(lambda key: layouts.draw_places(key, config))
+    together = jax.jit(draw)(keys)
+    nested = jax.jit(jax.vmap(draw))(keys.reshape(2, 3)).reshape(together.shape)
+    alone = jax.jit(lambda key: layouts.draw_places(key, config))
+    np.testing.assert_array_equal(nested, together)
+    for key, places in zip(keys, together, strict=True):
+        np.testing.assert_array_equal(alone(key), places)
+
+
+def test_a_layout_is_the_first_try_that_succeeds():
+    config = TASKS["SafetyPointButton1"]
+    key = jax.random.key(8)
+    further, first = jax.random.split(key)
+    nth = jnp.arange(1, 1_000)
+    tries = jnp.concatenate([first[None], jax.vmap(lambda i: jax.random.fold_in(further, i))(nth)])
+    places, ok = jax.jit(jax.vmap(lambda key: layouts.attempt(key, config)))(tries)
+    assert ok.any()
+    assert not ok[0], "else this shows nothing"
+    np.testing.assert_allclose(layouts.draw_places(key, config), places[jnp.argmax(ok)], atol=1e-6)

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tqpo.types import UNLIMITED, Array, Batch, Env, Key, PyTree
+from tqpo.types import UNLIMITED, Array, Batch, Env, Key, PyTree, may_end
+
+STARTS_AT_A_TIME = 16
 
 
 class Runner(NamedTuple):
@@ -123,7 +125,7 @@ def rollout(
     pool_key, noise_key = jax.random.split(key)
     cut_off = cut_off or no_cuts(n_envs, n_steps)
     starts = pool_size(n_envs, n_steps, env.min_steps) + cut_off.most
-    pool = jax.vmap(env.reset)(jax.random.split(pool_key, starts))  # state, obs
+    pool = _fresh_starts(env, jax.random.split(pool_key, starts), runner.env_state, cut_off)
     noise = jax.random.normal(noise_key, (n_steps // segment, segment, n_envs, env.action_size))
 
     def step(carry, drawn):
@@ -186,6 +188,28 @@ def rollout(
         outputs,
         next_outputs,
     )
+
+
+def _fresh_starts(env: Env, keys: Key, env_state: PyTree, cut_off: Cuts) -> tuple[PyTree, Array]:
+    """Starts of these keys [S], state and observation. An environment that says which of its episodes may end gets only as many
+    as can be used, a few at a time, since layouts can take long to draw; the rest are copies of others."""
+    draw = jax.vmap(env.reset)
+    n_steps = len(cut_off.after)
+    ending = may_end(env, env_state, n_steps)
+    if ending is None or n_steps > env.min_steps or len(keys) <= STARTS_AT_A_TIME:
+        return draw(keys)
+    needed = jnp.minimum(ending.sum() + cut_off.after.sum(), len(keys))
+
+    def add(carry):
+        at, pool = carry
+        at = jnp.minimum(at, len(keys) - STARTS_AT_A_TIME)
+        drawn = draw(jax.lax.dynamic_slice_in_dim(keys, at, STARTS_AT_A_TIME))
+        pool = jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, at, 0), pool, drawn)
+        return at + STARTS_AT_A_TIME, pool
+
+    first = draw(keys[:STARTS_AT_A_TIME])
+    pool = jax.tree.map(lambda x: x[jnp.arange(len(keys)) % STARTS_AT_A_TIME], first)
+    return jax.lax.while_loop(lambda carry: carry[0] < needed, add, (jnp.asarray(STARTS_AT_A_TIME), pool))[1]
 
 
 def _packing(like: PyTree) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tqpo.types import Array, Env, Key, PyTree, Spec, Step, choices, obs_shape
+from tqpo.types import Array, Env, Key, PyTree, Spec, Step, choices, may_end, obs_shape
 
 FEATURES = ("remaining", "lost", "nearness")  # of each constraint
 NEAR = 0.25  # share of the budget over which nearness rises
@@ -116,6 +116,9 @@ class Budgeted:
     def min_steps(self) -> int:
         soonest = max(1, math.ceil(min(self.budget.limits))) if self.ends else self.unwrapped.min_steps
         return min(soonest, self.unwrapped.min_steps)
+
+    def may_end(self, state: BudgetState, steps: int) -> Array | None:
+        return None if self.ends else may_end(self.unwrapped, state.inner, steps)
 
     def reset(self, key: Key) -> tuple[BudgetState, Array]:
         inner, obs = self.unwrapped.reset(key)

@@ -96,6 +96,12 @@ class Task:
     def min_steps(self) -> int:
         return self.config.max_steps  # sooner only if no goal finds room in goal_draws tries
 
+    def may_end(self, state: State, steps: int) -> Array | None:
+        """Which episodes [B] end within so many steps; unknown where a new goal may find no room."""
+        if self.config.goal in {"area", "push"}:
+            return None
+        return state.steps + steps >= self.config.max_steps
+
     @cached_property
     def _move(self):
         config = self.config
