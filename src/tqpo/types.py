@@ -72,7 +72,7 @@ class Env(Spec, Protocol):
 
 
 def may_end(env: Env, state: PyTree, steps: int) -> Array | None:
-    """Which of the episodes [B] may end within so many steps; None where an environment does not say."""
+    """Whether an episode may end within so many steps; None where an environment does not say."""
     tell = getattr(env, "may_end", None)
     return None if tell is None else tell(state, steps)
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,8 +45,10 @@ def describe(tree):
     return jax.tree.map(lambda x: (x.shape, x.dtype, getattr(x, "weak_type", False)), tree)
 
 
-@pytest.mark.parametrize("kind", ["mlp", "lstm"])
-@pytest.mark.parametrize("algorithm", ["qcpo", "budget"])
+@pytest.mark.parametrize(
+    ("algorithm", "kind"),
+    [*itertools.product(["qcpo", "budget"], ["mlp", "lstm"]), ("tqpo", "mlp"), ("ppo-lag", "lstm")],
+)
 def test_an_update_as_a_gpu_computes_it_gives_the_same_numbers(algorithm, kind, monkeypatch):
     """There weights and what a step shows are packed into one array each, and bodies, parts of the loss and sums share kernels."""
     config = small("fast", algorithm, kind)

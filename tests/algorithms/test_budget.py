@@ -407,7 +407,7 @@ def test_no_variant_begins_anew_on_the_host(algorithm):
 
 
 def test_the_noise_is_held_below_a_bound_that_falls():
-    """Between 20 and 80 % of the path the bound falls from 0.25 by `noise_fall`; below it the noise is free."""
+    """Between 20 and 80 % of the time the bound falls from 0.25 by `noise_fall`; below it the noise is free."""
     prepared = small_job(algo="budget").prepare()
     core = algorithms.get("budget").init(jax.random.key(0), prepared.group.env, prepared.config).learner
 

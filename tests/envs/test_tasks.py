@@ -10,8 +10,10 @@ from tasks import most
 
 from tqpo.envs import TASKS, Task, TaskConfig, make
 from tqpo.envs import layout as layouts
+from tqpo.envs.budget import Budget, Budgeted, BudgetState
 from tqpo.envs.gymnasium import programs
 from tqpo.errors import ConfigError, LayoutError, UnknownNameError
+from tqpo.types import may_end
 
 SIMPLE, DYNAMIC = Task(TASKS["SimpleEnv"]), Task(TASKS["DynamicEnv"])
 AWAY = [[-1.2, 1.2], [1.2, 1.2], [-1.2, -1.2]]  # hazards out of the way
@@ -279,6 +281,22 @@ def test_a_layout_is_the_same_alone_and_in_any_batch(name):
     np.testing.assert_array_equal(nested, together)
     for key, places in zip(keys, together, strict=True):
         np.testing.assert_array_equal(alone(key), places)
+    np.testing.assert_array_equal(alone(jax.random.key_data(keys[1])), together[1])
+
+
+def test_a_task_says_which_of_its_episodes_may_end():
+    told = Task(dataclasses.replace(TASKS["SafetyPointButton1"], max_steps=7))
+    state, _ = start(DYNAMIC)  # of which only the steps are looked at
+    limit = Budget(limits=(5.0,), channels=(0,))
+    for steps in range(1, 9):
+        for done in range(7):
+            at = state._replace(steps=jnp.array(done))
+            assert bool(may_end(told, at, steps)) == (done + steps >= 7)
+            inside = BudgetState(at, jnp.zeros(1), jnp.array(done))
+            assert bool(may_end(Budgeted(told, limit), inside, steps)) == (done + steps >= 7)
+            assert may_end(Budgeted(told, limit, ends=True), inside, steps) is None
+    assert may_end(DYNAMIC, state, 1) is None, "a new goal may find no room"
+    assert may_end(SIMPLE, state, 1) is None, "all starts at once are quicker"
 
 
 def test_a_layout_is_the_first_try_that_succeeds():

@@ -207,6 +207,22 @@ def test_a_run_starts_with_what_another_has_learned(trained, tmp_path, monkeypat
     assert store.pack(begun[0]) == store.pack(state)
 
 
+def test_a_run_goes_on_learning_with_the_noise_that_another_learned_with(trained, monkeypatch):
+    """A policy that was kept with half of its noise has all of it again where it learns on."""
+    job = jobs.small_job(init_from=str(trained), settings=jobs.SETTINGS | {"hidden": (64, 64)})
+    whole = start.state_of(start.inheriting(job).prepare()).learner.network.actor.log_std
+    opened = store.open_run
+
+    def halved(path, **options):
+        run = opened(path, **options)
+        run.config["derived"]["algorithm"]["learner"]["acting_noise"] = 0.5
+        return run
+
+    monkeypatch.setattr(start.store, "open_run", halved)
+    log_std = start.state_of(start.inheriting(job).prepare()).learner.network.actor.log_std
+    np.testing.assert_allclose(log_std, whole + np.log(2.0), rtol=1e-6)
+
+
 def test_a_run_cannot_start_with_another_network(trained):
     job = jobs.small_job(init_from=str(trained), settings=jobs.SETTINGS | {"hidden": (16, 16)})
     with pytest.raises(

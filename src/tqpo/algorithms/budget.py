@@ -68,7 +68,7 @@ MAX_ERROR = 1.5  # of the control
 SATURATED = 2.0  # of a mean before its tanh
 PATH = ((0.0, 0.4), (0.15, 0.2), (0.45, 0.1), (0.6, 0.05), (0.75, 0.01), (0.85, 0.002))  # (share of training, κ)
 DIAL_PATH = (*PATH[:4], (0.7, 0.02), (0.78, 0.008), (0.88, 0.003))
-NOISE_HIGHEST, NOISE_FALLS = 0.25, (0.2, 0.8)  # of log std, and between which shares of the path this falls
+NOISE_HIGHEST, NOISE_FALLS = 0.25, (0.2, 0.8)  # of log std, and between which shares of the time this falls
 
 
 @settings
@@ -93,7 +93,7 @@ class Config:
 class State(NamedTuple):
     learner: LearnerState
     integral: Array  # [K] of the control
-    passed: Array | None = None  # [] the share of its path that a dial has passed; None without
+    passed: Array | None = None  # [] the share of a dial's time that has passed; None without
 
 
 class Targets(NamedTuple):
@@ -106,7 +106,7 @@ class Targets(NamedTuple):
 
 
 def aimed_outage(share: Array, config: Config) -> Array:
-    """κ [K] after this share of a path, whose points log κ joins by lines: to ε·(1 − margin), with a dial to its end."""
+    """κ [K] after this share of the time. Log κ joins the points of a path by lines: to ε·(1 − margin), with a dial to its end."""
     share = share**config.dial_exponent if config.dial else share
     shares, aims = (jnp.array(x) for x in zip(*(DIAL_PATH if config.dial else PATH), strict=True))
     aim = jnp.minimum(jnp.exp(jnp.interp(share, shares, jnp.log(aims))), config.start_outage)
@@ -115,13 +115,13 @@ def aimed_outage(share: Array, config: Config) -> Array:
 
 
 def passed_share(state: State, config: Config) -> Array:
-    """The share of the path that lies behind: that of training, or with a dial what it has passed."""
+    """The share of the time that lies behind: that of training, or with a dial what of its own has passed."""
     by_time = jnp.where(config.iterations > 0, state.learner.iteration / jnp.maximum(config.iterations, 1), 1.0)
     return by_time if state.passed is None else jnp.where(config.iterations > 0, state.passed, 1.0)
 
 
 def pass_on(passed: Array, multiplier: Array, config: Config) -> Array:
-    """One iteration further along a dial's path."""
+    """A dial's time, one iteration further."""
     return passed + (1.0 + config.dial_haste * jnp.exp(-multiplier.sum())) / jnp.maximum(config.iterations, 1)
 
 
@@ -181,7 +181,7 @@ def loss(outputs, log_prob, sample, targets: Targets, multiplier: Array, config:
 
 
 def quietened(core: LearnerState, share: Array, config: Config) -> LearnerState:
-    """The log std held below a bound that falls by `noise_fall` between two shares of the path."""
+    """The log std held below a bound that falls by `noise_fall` between two shares of the time."""
     actor = core.network.actor
     if not isinstance(actor.log_std, jax.Array):
         return core
@@ -195,9 +195,10 @@ def check(config: Config, env: Spec) -> None:
     learner.check(config.learner)
     check_constraints(config.constraints, ("quantile", "mean"), env.cost_names)
     weights = ("outage_weight", "dense_weight", "after_weight", "saturation_weight", "noise_fall")
-    gains = ("proportional_gain", "integral_gain", "dial_haste", "dial_exponent")
-    for name in (*weights, *gains, "iterations"):
+    gains = ("proportional_gain", "integral_gain")
+    for name in (*weights, *gains, "dial_haste", "iterations"):
         require(getattr(config, name) >= 0, f"{name} = {getattr(config, name)}: not negative")
+    require(config.dial_exponent > 0, f"dial_exponent = {config.dial_exponent}: positive")
     one = len(config.constraints) == 1 and config.constraints[0].kind == "quantile" and config.learner.observe_budget
     require(one or not config.dial, "dial = True: with one constraint, on a probability, and observe_budget = True")
     for name in ("outage_gae_lambda", "start_outage"):

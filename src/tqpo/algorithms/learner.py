@@ -93,7 +93,7 @@ class Sample(NamedTuple):
     context: networks.Context | None  # None without memory
 
 
-# (outputs, log π(a|s), sample, targets) → loss to minimise, metrics
+# (outputs, log π(a|s), sample, targets) → loss to minimise, metrics: plain means over all steps (`_mean_loss` takes parts)
 Loss = Callable[[Outputs, Array, Sample, Any], tuple[Array, dict[str, Array]]]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tqpo.types import UNLIMITED, Array, Batch, Env, Key, PyTree, may_end
 
-STARTS_AT_A_TIME = 16
+STARTS_AT_A_TIME_CPU, STARTS_AT_A_TIME_GPU = 16, 128  # where only those are drawn that can be used
 
 
 class Runner(NamedTuple):
@@ -125,7 +125,7 @@ def rollout(
     pool_key, noise_key = jax.random.split(key)
     cut_off = cut_off or no_cuts(n_envs, n_steps)
     starts = pool_size(n_envs, n_steps, env.min_steps) + cut_off.most
-    pool = _fresh_starts(env, jax.random.split(pool_key, starts), runner.env_state, cut_off)
+    pool = _fresh_starts(env, jax.random.split(pool_key, starts), runner, cut_off)
     noise = jax.random.normal(noise_key, (n_steps // segment, segment, n_envs, env.action_size))
 
     def step(carry, drawn):
@@ -160,7 +160,7 @@ def rollout(
         return carry, (seen, now.first, decision.outputs, decision.memory if look_ahead else None)
 
     begun, drawn = (runner, jnp.zeros((), int)), (noise, cut_off.after.reshape(noise.shape[:3]))
-    pack, unpack = _packing(jax.eval_shape(step, begun, jax.tree.map(lambda x: x[0, 0], drawn))[1])
+    pack, unpack = _packing(lambda: jax.eval_shape(step, begun, jax.tree.map(lambda x: x[0, 0], drawn))[1])
 
     def packed_step(carry, drawn):
         carry, seen = step(carry, drawn)
@@ -190,34 +190,34 @@ def rollout(
     )
 
 
-def _fresh_starts(env: Env, keys: Key, env_state: PyTree, cut_off: Cuts) -> tuple[PyTree, Array]:
+def _fresh_starts(env: Env, keys: Key, runner: Runner, cut_off: Cuts) -> tuple[PyTree, Array]:
     """Starts of these keys [S], state and observation. An environment that says which of its episodes may end gets only as many
-    as can be used, a few at a time, since layouts can take long to draw; the rest are copies of others."""
+    as can be used, a few at a time, since layouts can take long to draw; what fills the rest is never looked at."""
     draw = jax.vmap(env.reset)
-    n_steps = len(cut_off.after)
-    ending = may_end(env, env_state, n_steps)
-    if ending is None or n_steps > env.min_steps or len(keys) <= STARTS_AT_A_TIME:
+    n_steps, n_envs = cut_off.after.shape
+    ending = jax.vmap(lambda state: may_end(env, state, n_steps))(runner.env_state)
+    size = STARTS_AT_A_TIME_CPU if jax.default_backend() == "cpu" else STARTS_AT_A_TIME_GPU
+    if ending is None or n_steps > env.min_steps or len(keys) <= size:
         return draw(keys)
     needed = jnp.minimum(ending.sum() + cut_off.after.sum(), len(keys))
 
     def add(carry):
         at, pool = carry
-        at = jnp.minimum(at, len(keys) - STARTS_AT_A_TIME)
-        drawn = draw(jax.lax.dynamic_slice_in_dim(keys, at, STARTS_AT_A_TIME))
+        at = jnp.minimum(at, len(keys) - size)
+        drawn = draw(jax.lax.dynamic_slice_in_dim(keys, at, size))
         pool = jax.tree.map(lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, at, 0), pool, drawn)
-        return at + STARTS_AT_A_TIME, pool
+        return at + size, pool
 
-    first = draw(keys[:STARTS_AT_A_TIME])
-    pool = jax.tree.map(lambda x: x[jnp.arange(len(keys)) % STARTS_AT_A_TIME], first)
-    return jax.lax.while_loop(lambda carry: carry[0] < needed, add, (jnp.asarray(STARTS_AT_A_TIME), pool))[1]
+    filling = jax.tree.map(lambda x: x[jnp.arange(len(keys)) % n_envs], (runner.env_state, runner.obs))
+    return jax.lax.while_loop(lambda carry: carry[0] < needed, add, (jnp.asarray(0), filling))[1]
 
 
-def _packing(like: PyTree) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:
+def _packing(like: Callable[[], PyTree]) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:
     """How what is seen in each step, of this structure, is written down, and back. On a GPU it is one array [B, D], since each
     array of its own would be one more kernel in every step."""
     if jax.default_backend() == "cpu":
         return (lambda x: x), (lambda x: x)
-    leaves, structure = jax.tree.flatten(like)
+    leaves, structure = jax.tree.flatten(like())
     ends = np.cumsum([leaf.size // len(leaf) for leaf in leaves])[:-1].tolist()
 
     def pack(tree):

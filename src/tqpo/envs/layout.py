@@ -20,7 +20,7 @@ from jax import lax
 
 from tqpo.envs.config import TaskConfig
 from tqpo.errors import LayoutError
-from tqpo.physics.dispatch import flatten_vmap
+from tqpo.physics.dispatch import of_one
 from tqpo.types import Array, Key
 
 LAYOUT_TRIES = 10_000
@@ -121,12 +121,13 @@ def attempt(key: Key, config: TaskConfig) -> tuple[Array, Array]:
 
 def draw_places(key: Key, config: TaskConfig) -> Array:
     """Places [objects, 2] in the order of `slots`: those of the first try that succeeds."""
-    draw = flatten_vmap(lambda key: _draw_batch(key[None], config)[0], lambda keys: _draw_batch(keys, config))
-    return draw(key)
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+        key = jax.random.wrap_key_data(key)
+    return of_one(lambda keys: _draw_batch(keys, config))(key)
 
 
 def _draw_batch(keys: Key, config: TaskConfig) -> Array:
-    """The places [B, objects, 2] for each key. Those that still wait for theirs share all tries, so that none is in vain."""
+    """The places [B, objects, 2] for each key. Those that still wait for theirs share the tries of each round."""
     n = len(keys)
     further, first = jnp.moveaxis(jax.vmap(jax.random.split)(keys), 1, 0)
     at_once = TRIES_AT_ONCE_CPU if jax.default_backend() == "cpu" else TRIES_AT_ONCE_GPU

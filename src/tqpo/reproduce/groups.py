@@ -69,9 +69,6 @@ def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:
     judge = Judge(plan, max(1, (os.cpu_count() or 1) - jobs))
     with contextlib.closing(judge), JobsProgress(folders) as progress:
         waiting = [cell for cell in plan.cells if unjudged(plan, cell)]
-        for cell in waiting:
-            lay_beside(plan, cell)
-        judge.take(waiting)
 
         def look(seconds: float = 0.0) -> None:
             judge.gather(seconds)
@@ -81,6 +78,9 @@ def run_plan(plan: Plan, runner: Runner, jobs: int = 1) -> list[pathlib.Path]:
             progress.end(name, result)
             if name not in progress.failed:
                 judge.take(groups[name])
+        for cell in waiting:  # evaluated by this process, on its CPU: groups come first
+            lay_beside(plan, cell)
+        judge.take(waiting)
         while judge.tasks:
             look(1.0)
     with contextlib.suppress(OSError):  # groups that failed are still there

@@ -19,6 +19,7 @@ from tqpo.training.program import init_group
 from tqpo.types import PyTree
 
 ACTING = {"actor.": "learner.network.actor.", "moments.": "learner.moments."}  # in `policy.json` → in a state
+LOG_STD = "actor.log_std"
 TAKEN = ("learner.network.", "learner.moments.", "dual.multiplier", "integral")
 
 
@@ -30,6 +31,9 @@ def state_of(prepared: Prepared) -> PyTree:
     with store.open_run(path) as source:
         kept, description = source.load_policy()
         arrays = source.checkpoint_arrays()
+        acting_noise = source.config["derived"]["algorithm"]["learner"].get("acting_noise", 1.0)
+    if LOG_STD in kept:  # a kept policy acts with less noise than it learned with: go on learning with that
+        kept = {**kept, LOG_STD: kept[LOG_STD] - np.log(acting_noise)}
     for name, array in kept.items():
         prefix = next(p for p in ACTING if name.startswith(p))
         arrays[name.replace(prefix, ACTING[prefix], 1)] = array
