@@ -1,7 +1,6 @@
 """Algorithms: every preset builds and updates; multipliers; baselines; updates that are not finite; wrong settings."""
 
 import dataclasses
-
 import itertools
 
 import jax
