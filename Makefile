@@ -18,7 +18,7 @@ $(STAMP): requirements.lock pyproject.toml
 	touch $(STAMP)
 
 train: $(STAMP)
-	$(BIN)/tqpo train SimpleEnv --algo tqpo --safety 0.9 --cost-limit 15
+	$(BIN)/tqpo train SimpleEnv --algo budget --safety 0.9 --cost-limit 15
 
 test: $(STAMP) check
 	.ci/packages
