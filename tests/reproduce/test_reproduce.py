@@ -405,7 +405,7 @@ def test_training_is_measured_beside_another_checkout(tmp_path, monkeypatch, cap
     out = tmp_path / "bench.json"
     small = ["--set", "n_envs=2", "n_steps=16", "--episodes", "2", "--rounds", "1"]
     here = pathlib.Path(learners.__file__).parents[3]
-    code, *_ = call(monkeypatch, capsys, "bench", "learners", *small, "--against", here, "--out", out)
+    code, *_ = call(monkeypatch, capsys, "bench", "learners", *small, "--ahead", "--against", here, "--out", out)
     assert code == 0
     (row,) = json.loads(out.read_text())["rows"]
     assert {"this", "other", "ratio"} <= row.keys()

@@ -78,6 +78,8 @@ class Bench:
     """Of learners: turns of each measurement; medians are reported."""
     against: File = None
     """Of learners: another checkout of this package, measured in turn with this one."""
+    ahead: bool = False
+    """Of learners: compile all combinations at once before the first is measured, where there are cores and memory for it."""
     out: File = None
     """Write the numbers as JSON here."""
 
@@ -119,7 +121,7 @@ class Bench:
         job = {"algo": self.algo, "preset": self.preset, "settings": assignments(self.set), "episodes": self.episodes}
         tasks = self.tasks or ("SimpleEnv",)
         specs = [{"task": task, "runs": runs} | job for task in tasks for runs in self.runs]
-        result = bench_learners(specs, self.rounds, self.against)
+        result = bench_learners(specs, self.rounds, self.against, self.ahead)
         numbers = (*(f"{part} [ms]" for part in PARTS), "steps/s", "start [s]")
         title = f"An iteration of {self.algo} ({self.preset}, {result['provenance']['hardware']['device']})"
         table = new_table(title, ("task", "runs", "package", *numbers), numbers)

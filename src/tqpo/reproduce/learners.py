@@ -12,11 +12,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import environ, pathsep
 from typing import Any
 
 PARTS = ("collect", "learn", "iteration", "host", "evaluation")  # s; all but evaluation of one iteration
+Processes = dict[str, subprocess.Popen]  # of one combination, by the name of its package
 CHUNK = {"fast": 4, "paper": 1, "released": 1}  # iterations of a timed program
 
 
@@ -123,20 +124,34 @@ def answer(process: subprocess.Popen) -> dict[str, float]:
     return json.loads(line)
 
 
-def measure(spec: Mapping[str, Any], sources: Mapping[str, pathlib.Path], rounds: int) -> dict[str, Any]:
-    """Median seconds of each part in each checkout, and the other's time over ours, turn by turn."""
-    processes = {name: start(spec, source) for name, source in sources.items()}
+@contextlib.contextmanager
+def compiled(
+    specs: Sequence[Mapping[str, Any]], sources: Mapping[str, pathlib.Path]
+) -> Iterator[list[tuple[Mapping[str, Any], Processes, dict[str, dict[str, float]]]]]:
+    """Each combination's processes, started at once, and what they say when all of them wait for their turns."""
+    started: list[Processes] = []
     try:
-        begun = {name: answer(process) for name, process in processes.items()}
-        turns: dict[str, list[dict[str, float]]] = {name: [] for name in processes}
-        for _ in range(rounds):
-            for name, process in processes.items():
-                print(file=process.stdin, flush=True)
-                turns[name].append(answer(process))
+        for spec in specs:
+            started.append({})
+            for name, source in sources.items():
+                started[-1][name] = start(spec, source)
+        begun = [{name: answer(process) for name, process in processes.items()} for processes in started]
+        yield list(zip(specs, started, begun, strict=True))
     finally:
-        for process in processes.values():
+        for process in (process for processes in started for process in processes.values()):
             process.kill()
             process.wait()
+
+
+def measure(
+    spec: Mapping[str, Any], processes: Processes, begun: Mapping[str, Mapping[str, float]], rounds: int
+) -> dict[str, Any]:
+    """Median seconds of each part in each checkout, and the other's time over ours, turn by turn."""
+    turns: dict[str, list[dict[str, float]]] = {name: [] for name in processes}
+    for _ in range(rounds):
+        for name, process in processes.items():
+            print(file=process.stdin, flush=True)
+            turns[name].append(answer(process))
     result: dict[str, Any] = dict(spec)
     for name, found in turns.items():
         seconds = {part: statistics.median(turn[part] for turn in found) for part in PARTS}
@@ -150,13 +165,17 @@ def measure(spec: Mapping[str, Any], sources: Mapping[str, pathlib.Path], rounds
 
 
 def bench_learners(
-    specs: Sequence[Mapping[str, Any]], rounds: int, against: pathlib.Path | None = None
+    specs: Sequence[Mapping[str, Any]], rounds: int, against: pathlib.Path | None = None, ahead: bool = False
 ) -> dict[str, Any]:
-    """Each combination measured, one after the other; with `against`, a checkout, also in that one."""
+    """Each combination measured, one after the other; with `against`, a checkout, also in that one. `ahead` compiles all of
+    them at once, before the first is measured: less time where there are cores and memory for all."""
     from tqpo.provenance import provenance
 
     sources = {"this": pathlib.Path(__file__).parents[2]} | ({"other": against / "src"} if against else {})
-    rows = [measure(spec, sources, rounds) for spec in specs]
+    rows = []
+    for together in [specs] if ahead else [[spec] for spec in specs]:
+        with compiled(together, sources) as waiting:
+            rows += [measure(*one, rounds) for one in waiting]
     return {"what": "training", "rounds": rounds, "rows": rows, "provenance": provenance()}
 
 
