@@ -2,7 +2,7 @@
 
     python -m reference.ship RUN|CELL.json… [--out src/tqpo/policies] [--episodes 1000]
 
-The best is the seed with the highest return among those whose evaluation meets the level. A cell's policies are in a
+The best is the seed with the highest return among those whose evaluation meets the level. It is evaluated and certified anew. A cell's policies are in a
 run beside its file, in `policies/`, where `tqpo reproduce fast` left them.
 """
 
@@ -18,6 +18,8 @@ from tqpo import store
 from tqpo.errors import ConfigError, TqpoError
 from tqpo.reproduce import cells
 from tqpo.store.run import LOCK, SHIPPED
+from tqpo.training.certificates import Asked, add_certificates
+from tqpo.training.choose import certify
 from tqpo.training.evaluations import add_evaluation, evaluations_of
 from tqpo.training.job import prepared_of
 from tqpo.training.policies import load_policy, save_policies
@@ -34,6 +36,7 @@ def ship(path: str | pathlib.Path, out: pathlib.Path = SHIPPED, episodes: int = 
         save_policies(folder, prepared, stacked, [{"seed": seed} | origin])
         for deterministic in (True, False):
             add_evaluation(folder, episodes, "jax", deterministic)
+        add_certificates(folder, certify(folder, Asked()))
         folder.finish()
     (folder.folder / LOCK).unlink(missing_ok=True)
     return folder.folder

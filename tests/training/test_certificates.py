@@ -21,7 +21,7 @@ from tqpo.evaluation.certificate import claims_of
 from tqpo.evaluation.fresh import fresh_episodes
 from tqpo.maths import sequential
 from tqpo.store import sealed
-from tqpo.training import certificates, choose, evaluations, job, loop
+from tqpo.training import certificates, choose, evaluations, job, loop, program
 from tqpo.training.certificates import Asked, CertificateError, certify_run
 from tqpo.training.job import Job, together
 from tqpo.training.loop import Options
@@ -161,6 +161,24 @@ def test_a_kept_policy_acts_with_its_share_of_the_noise():
     learned = state.learner.network.actor.log_std
     kept = policies_of(state, group).actor.log_std
     np.testing.assert_allclose(np.exp(kept - learned), [[1.0, 1.0], [0.5, 0.5]], rtol=1e-6)
+
+
+def test_a_kept_policy_has_the_average_of_the_last_weights():
+    group = jobs.small_job(seeds=(0,), settings=jobs.SETTINGS | {"acting_average": 3}).prepare().group
+    plain = jobs.small_job(seeds=(0,)).prepare().group
+    state, seen, kept = init_group(group), [], []
+
+    def watch(chunk):
+        seen.append(jax.device_get(chunk.state.learner.network.actor))
+        kept.append(jax.device_get(policies_of(chunk.state, group).actor))
+
+    state, _ = program.run(group, 5, chunk=1, on_chunk=watch)
+    average = seen[0]
+    for n, (actor, found) in enumerate(zip(seen, kept, strict=True), 1):
+        average = jax.tree.map(lambda old, new, n=n: old + (new - old) / min(n, 3), average, actor)
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7), average, found)
+    alone, _ = program.run(plain, 5, chunk=1)
+    jax.tree.map(np.testing.assert_array_equal, state.learner.network, alone.learner.network)
 
 
 def test_a_policy_that_sees_its_budget_starts_with_the_limit_that_is_asked(tmp_path):

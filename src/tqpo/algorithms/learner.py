@@ -18,7 +18,7 @@ from tqpo.algorithms import episodes, rollout
 from tqpo.algorithms.settings import require, settings, static
 from tqpo.maths import distribution, normalize, returns, schedule
 from tqpo.maths.normalize import Moments
-from tqpo.networks import Head, Network, NetworkSpec, Outputs
+from tqpo.networks import Actor, Head, Network, NetworkSpec, Outputs
 from tqpo.types import Array, Batch, Env, Key, PyTree, Spec, choices, obs_shape
 
 
@@ -42,6 +42,7 @@ class LearnerConfig:
     episode_window: int = static(default=100)  # finished episodes that statistics are taken over
     bootstrap_timeouts: bool = static(default=True)  # False: a time-out ends the return
     normalize_advantage: bool = static(default=False)  # of the reward; λ then weighs against standard deviations
+    acting_average: int = static(default=0)  # iterations that a kept policy's weights are averaged over; 0: the last alone
     matmul_precision: str | None = static(default="tensorfloat32")  # on a GPU; CPUs have one precision
     discount: float = 0.99  # γ of the reward
     gae_lambda: float = 0.97  # of the reward's advantages
@@ -68,6 +69,7 @@ class LearnerState(NamedTuple):
     runner: rollout.Runner | None  # None where environments live on the host
     episodes: episodes.Episodes
     skipped_in_a_row: Array  # [] int32 updates skipped since the last good one
+    average: Actor | None = None  # of the actor's weights (`acting_average`); None: a policy is kept as it is
 
 
 class Experience(NamedTuple):
@@ -112,6 +114,7 @@ def check(config: LearnerConfig) -> None:
     require(total % config.minibatches == 0, f"minibatches = {config.minibatches}: must divide {total} {unit} a batch")
     require(0 <= config.restart_share < 1, f"restart_share = {config.restart_share}: in [0, 1)")
     require(config.restart_steps >= 1, f"restart_steps = {config.restart_steps}: at least 1")
+    require(config.acting_average >= 0, f"acting_average = {config.acting_average}: not negative")
     require(config.learning_rate > 0, f"learning_rate = {config.learning_rate}: positive")
     for name in ("clip", "acting_noise"):
         require(getattr(config, name) > 0, f"{name} = {getattr(config, name)}: positive")
@@ -135,6 +138,7 @@ def init(key: Key, env: Spec, config: LearnerConfig, heads: Mapping[str, Head]) 
         runner=rollout.start(start_key, env, config.n_envs, memory) if isinstance(env, Env) else None,
         episodes=episodes.init(config.n_envs, len(env.cost_names), config.episode_window),
         skipped_in_a_row=jnp.zeros((), jnp.int32),
+        average=network.actor if config.acting_average else None,
     )
 
 
@@ -308,8 +312,17 @@ def fit(
         opt_state=opt_state,
         moments=moments,
         skipped_in_a_row=in_a_row,
+        average=_averaged(state, network.actor, config),
     )
     return state, metrics
+
+
+def _averaged(state: LearnerState, actor: Actor, config: LearnerConfig) -> Actor | None:
+    """The average with this iteration's weights in it: of all so far, and once there are enough an exponential one."""
+    if state.average is None:
+        return None
+    share = 1.0 / jnp.minimum(state.iteration + 1, config.acting_average)
+    return jax.tree.map(lambda old, new: old + share * (new - old), state.average, actor)
 
 
 def _arrange(experience: Experience, network: Network, moments: Moments, targets: PyTree, config: LearnerConfig):

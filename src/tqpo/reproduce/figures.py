@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 TASKS = tuple(dict.fromkeys(c.task for c in TABLE1))
 LINES = (("tqpo", 0.90), ("tqpo", 0.95), ("qcpo", 0.90), ("qcpo", 0.95), ("ppo-lag", 0.90))
 WITHIN, BEYOND = "#2a78b8", "#c8553d"
+PANELS = 3  # of a figure, side by side
 FRONTIER = {  # algorithm and preset → what it is called there, its colour
     ("ppo-lag", "paper"): ("PPO-Lagrangian", "#8a8f98"),
     ("qcpo", "paper"): ("QCPO", "#e0a030"),
@@ -25,8 +26,8 @@ FRONTIER = {  # algorithm and preset → what it is called there, its colour
     ("budget-dial", "fast"): ("one run, all levels", "#3d8c5a"),
 }
 FAST_FRONTIER = {  # of the suite
-    ("ppo", "fast"): ("PPO", "#b0b4bb"),
-    ("ppo-lag", "fast"): ("PPO-Lagrangian", "#8a8f98"),
+    ("ppo", "fast"): ("PPO", "#9aa0a8"),
+    ("ppo-lag", "fast"): ("PPO-Lagrangian", "#7b4fa3"),
     ("ppo-early", "fast"): ("PPO, ended at the limit", "#e0a030"),
     ("tqpo", "fast"): ("TQPO", "#2a78b8"),
     ("budget", "fast"): ("budget", "#c8553d"),
@@ -126,8 +127,12 @@ def frontier(cells: Cells, sure: bool = False):
     suite = tuple(dict.fromkeys(c.task for c in SUITE if any(x["settings"]["task"] == c.task for x in cells.values())))
     tasks, known = (suite, FAST_FRONTIER) if suite else (TASKS, FRONTIER)
     with style():
-        figure, axes = new_figure(1, len(tasks), (4.6 * len(tasks), 4.4))
-        for ax, task in zip(axes, tasks, strict=True):
+        columns = min(len(tasks), PANELS)
+        rows = -(-len(tasks) // columns)
+        figure, axes = new_figure(rows, columns, (4.6 * columns, 0.4 + 4.0 * rows))
+        for ax in axes[len(tasks) :]:
+            ax.set_axis_off()
+        for ax, task in zip(axes, tasks, strict=False):
             ax.set_title(task)
             for cell in (c for c in cells.values() if c["settings"]["task"] == task):
                 draw_policies(ax, cell, sure, known)

@@ -18,8 +18,9 @@ from tqpo.types import Env, PyTree, Spec, choices, obs_shape
 
 
 def policies_of(state: PyTree, group: Group) -> ActorPolicy:
-    """The actors of all runs with their normalisers, [runs, …], as they act once they are kept: with `acting_noise`."""
-    actor = state.learner.network.actor
+    """The actors of all runs with their normalisers, [runs, …], as they act once they are kept: with `acting_noise`, and with
+    `acting_average` those that were averaged."""
+    actor = state.learner.network.actor if state.learner.average is None else state.learner.average
     if isinstance(actor.log_std, jax.Array):
         share = jnp.array([config.learner.acting_noise for config in group.configs])
         actor = eqx.tree_at(lambda a: a.log_std, actor, actor.log_std + jnp.log(share)[:, None])
