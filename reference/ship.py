@@ -2,8 +2,8 @@
 
     python -m reference.ship RUN|CELL.json… [--out src/tqpo/policies] [--episodes 1000]
 
-The best is the seed with the highest return among those whose evaluation meets the level. It is evaluated and certified anew. A cell's policies are in a
-run beside its file, in `policies/`, where `tqpo reproduce fast` left them.
+The best is the seed with the highest return among those whose evaluation meets the level. It is evaluated and certified
+anew. A cell's policies are in a run beside its file, in `policies/`, where `tqpo reproduce` left them.
 """
 
 import argparse

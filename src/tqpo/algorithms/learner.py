@@ -42,7 +42,7 @@ class LearnerConfig:
     episode_window: int = static(default=100)  # finished episodes that statistics are taken over
     bootstrap_timeouts: bool = static(default=True)  # False: a time-out ends the return
     normalize_advantage: bool = static(default=False)  # of the reward; λ then weighs against standard deviations
-    acting_average: int = static(default=0)  # iterations that a kept policy's weights are averaged over; 0: the last alone
+    acting_average: int = static(default=0)  # iterations whose weights a kept policy averages; 0: the last alone
     matmul_precision: str | None = static(default="tensorfloat32")  # on a GPU; CPUs have one precision
     discount: float = 0.99  # γ of the reward
     gae_lambda: float = 0.97  # of the reward's advantages

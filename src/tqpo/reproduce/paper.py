@@ -127,11 +127,11 @@ VARIANTS = (
 )
 ABLATION: list[Cell] = [Cell(c.task, algo, c.safety, preset="fast") for algo in VARIANTS for c in BUDGET]
 
-# A leaderboard on the tasks of Safety-Gymnasium's Point suite that others report, at the limit that is usual there. The
-# first three algorithms have no level.
+# A leaderboard on the tasks of Safety-Gymnasium's Point suite that others report, at the limit that is usual there.
 SUITE_STEPS = 10_000_000
+UNLEVELLED = ("ppo", "ppo-lag", "ppo-early")  # 90 % is what their safety is held against
 LEADERBOARD = (
-    *((algo, 0.90) for algo in ("ppo", "ppo-lag", "ppo-early")),
+    *((algo, 0.90) for algo in UNLEVELLED),
     *((algo, level) for algo in ("tqpo", "budget") for level in (0.90, 0.95)),
 )
 SUITE: list[Cell] = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tqpo.reproduce.cells import read
-from tqpo.reproduce.paper import OMNISAFE, SUITE, TABLE1, TABLE2
+from tqpo.reproduce.paper import OMNISAFE, SUITE, TABLE1, TABLE2, UNLEVELLED
 
 Cells = dict[str, dict[str, Any]]  # by `Cell.name`
 
@@ -240,7 +240,8 @@ def leaderboard(cells: Cells) -> Content:
                 interval(first["safety_prob"], 100),
                 interval(first["episode_cost_mean"]),
             )
-            rows.append((*heading(cell), *numbers, certified))
+            _, level, name = heading(cell)
+            rows.append((task, "–" if cell["settings"]["algo"] in UNLEVELLED else level, name, *numbers, certified))
         for algo, published in OMNISAFE.items() if any(row[0] == task for row in rows) else ():
             if found := published.get(task.removeprefix("SafetyPoint")):
                 rows.append((task, "–", f"{algo}, OmniSafe", f"{found[0]:g}", "–", f"{found[1]:g}", "–"))
