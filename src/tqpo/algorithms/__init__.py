@@ -23,7 +23,13 @@ def get(name: str) -> ModuleType:
 def update(name: str, state: Any, env: Env, config: Any) -> tuple[Any, dict[str, Array]]:
     """One iteration: a batch of experience, and what the algorithm learns from it."""
     core, experience = learner.collect(state.learner, env, config.learner)
-    return get(name).learn(state._replace(learner=core), experience, config)
+    return learn(name, state._replace(learner=core), experience, config)
 
 
-__all__ = ["ALGORITHMS", "get", "update"]
+def learn(name: str, state: Any, experience: learner.Experience, config: Any) -> tuple[Any, dict[str, Array]]:
+    """What the algorithm learns from a batch, and then the average of weights, whatever it did to them."""
+    state, metrics = get(name).learn(state, experience, config)
+    return state._replace(learner=learner.averaged(state.learner, config.learner)), metrics
+
+
+__all__ = ["ALGORITHMS", "get", "learn", "update"]

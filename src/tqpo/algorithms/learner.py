@@ -312,17 +312,17 @@ def fit(
         opt_state=opt_state,
         moments=moments,
         skipped_in_a_row=in_a_row,
-        average=_averaged(state, network.actor, config),
     )
     return state, metrics
 
 
-def _averaged(state: LearnerState, actor: Actor, config: LearnerConfig) -> Actor | None:
-    """The average with this iteration's weights in it: of all so far, and once there are enough an exponential one."""
+def averaged(state: LearnerState, config: LearnerConfig) -> LearnerState:
+    """At an iteration's end, with its weights in the average: of all so far, and once there are enough an exponential one."""
     if state.average is None:
-        return None
-    share = 1.0 / jnp.minimum(state.iteration + 1, config.acting_average)
-    return jax.tree.map(lambda old, new: old + share * (new - old), state.average, actor)
+        return state
+    share = 1.0 / jnp.minimum(state.iteration, config.acting_average)
+    average = jax.tree.map(lambda old, new: old + share * (new - old), state.average, state.network.actor)
+    return state._replace(average=average)
 
 
 def _arrange(experience: Experience, network: Network, moments: Moments, targets: PyTree, config: LearnerConfig):

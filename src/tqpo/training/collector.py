@@ -180,7 +180,7 @@ def make_learn(env: HostSpec, algorithm: str):
         shape = config.learner.n_envs, config.learner.n_steps
         most = rollout.pool_size(*shape, env.min_steps)
         core, experience = learner.examine(core, seen, config.learner, most, rollout.no_cuts(*shape))
-        return algorithms.get(algorithm).learn(state._replace(learner=core), experience, config)
+        return algorithms.learn(algorithm, state._replace(learner=core), experience, config)
 
     def learn(states, seen, configs):
         with jax.default_matmul_precision(configs.learner.matmul_precision):
